@@ -1,0 +1,736 @@
+//! The order of steps, for every call on a key. No other file knows it.
+//!
+//! Under the lock of the key's shard: look the key up, decide, append, publish in the index. So the order of a key's
+//! records in the log is the order in which they happened, and of any number of callers exactly one sees the key as it
+//! was before. Then, outside every lock: wait until what the answer rests on is durable.
+//!
+//! Lock order: shard, then the log's tail, then what the log keeps beneath it. The commit mutex stands apart: it is taken
+//! under none of them but for the look at a failure.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam::utils::CachePadded;
+
+use crate::commit::Commit;
+use crate::error::{Error, ErrorKind};
+use crate::format::{Cause, Draft, StateKind, StateRecord};
+use crate::helper::Helper;
+use crate::index::{self, Address, IndexShard};
+use crate::key::{HashSeed, Key};
+use crate::log::{Appended, Log};
+use crate::options::{Checked, Durability};
+use crate::recovery::{self, Opened};
+use crate::retention::CHECKPOINT_BYTES_MAX;
+use crate::segment::Life;
+use crate::state::{self, Answer, Ask, Call, Carry, Decision, Guard, State, Write};
+use crate::stats::{OpenReport, Stats};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::wait::Bell;
+
+/// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
+pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// A store at work.
+pub(crate) struct Engine {
+    options: Checked,
+    seed: HashSeed,
+    log: Log,
+    commit: Commit,
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    report: OpenReport,
+    /// No call begins any more. Set before every shard lock is passed through once: who holds one and reads `false` ends
+    /// before the segments are let go. Release and Acquire pair with each other.
+    closed: AtomicBool,
+    /// The store is being closed: who owns a key may finish, nobody becomes an owner.
+    draining: AtomicBool,
+    /// Oldest live number at which every shard was last swept.
+    swept_at: AtomicU64,
+    closing: Mutex<Closing>,
+    helper: Helper,
+    /// What the clock calls when it was moved by hand.
+    on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+}
+
+#[derive(Default)]
+struct Closing {
+    report: Option<CloseReport>,
+    /// Who waits for the last guard to end.
+    waiter: Option<Arc<Bell>>,
+    /// The directory's lock.
+    lock: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// What closing the store left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CloseReport {
+    /// Reservations that were neither completed nor given back: the next opening finds them interrupted.
+    pub unfinished: u64,
+}
+
+/// The part of the store under one lock.
+struct Shard {
+    index: IndexShard,
+    /// By token: reservations that a guard of this process holds, or that somebody waits for. Nothing else is kept per key.
+    held: HashMap<u64, Held>,
+    /// Buffer for the record that is being appended.
+    draft: Draft,
+    counts: Stats,
+}
+
+#[derive(Default)]
+struct Held {
+    guard: Option<Guard>,
+    /// Where the latest record of a guarded reservation stands.
+    address: Option<Address>,
+    bells: Vec<Arc<Bell>>,
+}
+
+/// A key as it was found.
+struct Look {
+    state: State,
+    /// `None`: the log holds no record of the key.
+    latest: Option<Latest>,
+    guard: Option<Guard>,
+}
+
+/// The latest record of a key.
+struct Latest {
+    found: index::Found,
+    life: Arc<Life>,
+    address: Address,
+    end_lsn: u64,
+    durability: Durability,
+    unfinished: bool,
+}
+
+/// What a call came to.
+#[derive(Debug)]
+pub(crate) struct Acted {
+    pub(crate) answer: Answer,
+    /// The state the answer speaks of: after the call for what a record was written for, else as it was found.
+    pub(crate) state: State,
+    /// The response, the checkpoint, or nothing: the payload of the record that the answer rests on.
+    pub(crate) payload: Arc<[u8]>,
+}
+
+impl Engine {
+    /// Opens what `storage` holds, under its lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`recovery::open`].
+    pub(crate) fn new(
+        opened: Opened,
+        lock: Box<dyn Any + Send + Sync>,
+        options: Checked,
+        with_helper: bool,
+    ) -> Result<Arc<Self>, Error> {
+        let shards = opened.shards.into_iter().map(|index| {
+            let shard = Shard { index, held: HashMap::new(), draft: Draft::new(), counts: Stats::default() };
+            CachePadded::new(Mutex::new(shard))
+        });
+        let engine = Arc::new(Self {
+            options,
+            seed: opened.seed,
+            swept_at: AtomicU64::new(opened.log.oldest_live()),
+            log: opened.log,
+            commit: opened.commit,
+            shards: shards.collect(),
+            report: opened.report,
+            closed: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
+            helper: Helper::default(),
+            on_clock_move: Mutex::new(None),
+        });
+        if with_helper {
+            let weak = Arc::downgrade(&engine);
+            engine.helper.start(move || {
+                if let Some(engine) = Weak::upgrade(&weak) {
+                    engine.keep_house();
+                }
+            })?;
+        }
+        let weak = Arc::downgrade(&engine);
+        let on_move: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            if let Some(engine) = Weak::upgrade(&weak) {
+                engine.ring_all();
+            }
+        });
+        engine.options.clock.on_move(Arc::downgrade(&on_move));
+        *engine.on_clock_move.lock() = Some(on_move);
+        Ok(engine)
+    }
+
+    pub(crate) fn options(&self) -> &Checked {
+        &self.options
+    }
+
+    pub(crate) fn report(&self) -> &OpenReport {
+        &self.report
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.log.time().now_ms()
+    }
+
+    /// Reserves a key, or says what is known of it; waits at most `wait_ms` while it is in flight.
+    pub(crate) fn reserve(&self, key: &Key, ask: Ask, wait_ms: u64) -> Result<Acted, Error> {
+        if wait_ms == 0 {
+            return self.act(key, |_| Call::Reserve(ask), &[], ask.durability, None);
+        }
+        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+        loop {
+            let bell = Arc::new(Bell::new());
+            let acted = self.act(key, |_| Call::Reserve(ask), &[], ask.durability, Some(&bell))?;
+            let now_ms = self.now_ms();
+            let State::InFlight(owned) = &acted.state else { return Ok(acted) };
+            if acted.answer != Answer::InFlight {
+                return Ok(acted);
+            }
+            let due_ms = deadline_ms.min(owned.lease_end_ms);
+            if now_ms < due_ms {
+                bell.listen(self.options.clock.sleep(due_ms - now_ms));
+            }
+            self.take_off(key, owned.token, &bell);
+            if self.now_ms() >= deadline_ms {
+                return self.act(key, |_| Call::Reserve(ask), &[], ask.durability, None);
+            }
+        }
+    }
+
+    /// An act of whoever holds the guard of `token`: without a living guard it is superseded.
+    pub(crate) fn call_of_guard(&self, key: &Key, call: Call) -> Result<Acted, Error> {
+        self.call_of_guard_with(key, call, &[])
+    }
+
+    /// As [`Engine::call_of_guard`], with the bytes that the record is to carry.
+    pub(crate) fn call_of_guard_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
+        let guarded = |guard: Option<Guard>| if guard.is_some() { call } else { Call::Release { token: 0 } };
+        self.act(key, guarded, given, self.options.durability, None)
+    }
+
+    /// An act of an owner, of who found out about an interrupted key, or of an operator.
+    pub(crate) fn call(&self, key: &Key, call: Call) -> Result<Acted, Error> {
+        self.call_with(key, call, &[])
+    }
+
+    /// As [`Engine::call`], with the bytes that the record is to carry.
+    pub(crate) fn call_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
+        self.act(key, |_| call, given, self.options.durability, None)
+    }
+
+    /// Takes the guard of `token` off without a word in the log: the key reads as interrupted.
+    pub(crate) fn let_go(&self, key: &Key, token: u64) {
+        let held = self.shard(key.hash(&self.seed)).lock().held.remove(&token);
+        for bell in held.into_iter().flat_map(|held| held.bells) {
+            bell.ring();
+        }
+    }
+
+    /// Goes on with a detached reservation.
+    pub(crate) fn reattach(&self, key: &Key, token: u64, lease_ms: u64) -> Result<Acted, Error> {
+        let call = |guard: Option<Guard>| Call::Reattach { token, lease_ms, guard_lives: guard.is_some() };
+        self.act(key, call, &[], self.options.durability, None)
+    }
+
+    /// The state of a key, without changing it.
+    pub(crate) fn peek(&self, key: &Key) -> Result<(State, Arc<[u8]>), Error> {
+        let hash = key.hash(&self.seed);
+        let shard = self.shard(hash).lock();
+        self.refuse_closed()?;
+        let look = self.look(&shard, hash, key, self.now_ms())?;
+        let payload = match look.state {
+            State::InFlight(_) | State::Interrupted(..) => look.payload()?,
+            State::Absent | State::Done(_) => Arc::default(),
+        };
+        drop(shard);
+        if let Some(latest) = &look.latest {
+            self.settle(latest.end_lsn, latest.durability.stronger(self.options.durability))?;
+        }
+        Ok((look.state, payload))
+    }
+
+    fn act(
+        &self,
+        key: &Key,
+        call: impl FnOnce(Option<Guard>) -> Call,
+        given: &[u8],
+        level: Durability,
+        bell: Option<&Arc<Bell>>,
+    ) -> Result<Acted, Error> {
+        let hash = key.hash(&self.seed);
+        let mut shard = self.shard(hash).lock();
+        self.refuse_closed()?;
+        let now_ms = self.now_ms();
+        let look = self.look(&shard, hash, key, now_ms)?;
+        let call = call(look.guard);
+        let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
+        shard.count(answer, write.as_ref());
+        let mut bells = Vec::new();
+        let mut housekeeping_due = false;
+        let (acted, rests_on) = match write {
+            Some(write) => {
+                if answer == Answer::Fresh && self.draining.load(Ordering::Acquire) {
+                    return Err(Error::closed());
+                }
+                let payload = match write.carry {
+                    Carry::Nothing | Carry::Given => Arc::default(),
+                    Carry::Checkpoint => look.payload()?,
+                };
+                let carried = if write.carry == Carry::Given { given } else { &payload };
+                self.check_size(&write, carried)?;
+                let (state, appended) = self.write(&mut shard, hash, key, &look, &write, carried)?;
+                housekeeping_due = appended.housekeeping_due;
+                shard.move_guard(&call, &look, &state, appended.address, &mut bells);
+                let waits = match write.kind {
+                    StateKind::Reserved | StateKind::Done | StateKind::Forgotten => write.owned.durability,
+                    // Losing these leaves the key Interrupted, which is safe.
+                    StateKind::Interrupted | StateKind::Released => Durability::ProcessCrash,
+                };
+                (Acted { answer, state, payload }, Some((appended.end, waits)))
+            }
+            None => {
+                if let Call::Renew { token, lease_ms } = call
+                    && answer == Answer::Done
+                {
+                    shard.renew(token, now_ms.saturating_add(lease_ms));
+                }
+                if let (Answer::InFlight, Some(bell), Some(token)) = (answer, bell, look.state.token()) {
+                    shard.held.entry(token).or_default().bells.push(Arc::clone(bell));
+                }
+                let payload = match answer {
+                    Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload()?,
+                    Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => Arc::default(),
+                };
+                let rests_on = look.latest.as_ref().map(|latest| (latest.end_lsn, latest.durability.stronger(level)));
+                (Acted { answer, state: look.state, payload }, rests_on)
+            }
+        };
+        drop(shard);
+        for bell in bells {
+            bell.ring();
+        }
+        if self.draining.load(Ordering::Acquire) {
+            self.ring_who_closes();
+        }
+        if housekeeping_due {
+            self.housekeeping_is_due();
+        }
+        if let Some((end_lsn, level)) = rests_on {
+            self.settle(end_lsn, level).inspect_err(|_| self.let_guard_go(hash, &acted))?;
+        }
+        Ok(acted)
+    }
+
+    fn check_size(&self, write: &Write, payload: &[u8]) -> Result<(), Error> {
+        let (what, bytes_max) = match write.kind {
+            StateKind::Done => ("the response", self.options.response_bytes_max),
+            StateKind::Reserved | StateKind::Interrupted => ("the checkpoint", CHECKPOINT_BYTES_MAX),
+            StateKind::Released | StateKind::Forgotten => ("the reason", CHECKPOINT_BYTES_MAX),
+        };
+        if payload.len() > bytes_max {
+            return Err(Error::too_large(what, payload.len(), bytes_max));
+        }
+        Ok(())
+    }
+
+    /// Appends what was decided and makes it the latest record of the key.
+    fn write(
+        &self,
+        shard: &mut Shard,
+        hash: u64,
+        key: &Key,
+        look: &Look,
+        write: &Write,
+        payload: &[u8],
+    ) -> Result<(State, Appended), Error> {
+        let mut record = StateRecord {
+            kind: write.kind,
+            token: write.owned.token,
+            attempt: write.owned.attempt,
+            cause: write.cause,
+            durability: write.owned.durability,
+            detached: write.owned.detached,
+            body_kept: write.body_kept,
+            first_seen_ms: write.owned.first_seen_ms,
+            reserved_ms: write.owned.reserved_ms,
+            mark_ms: write.mark_ms,
+            retention_ms: write.owned.retention_ms,
+            kept_until_ms: write.owned.kept_until_ms,
+            fingerprint: write.owned.fingerprint,
+            scope: key.scope(),
+            id: key.id(),
+            payload,
+        };
+        shard.draft.refill(&record);
+        let appended = self.log.append(&mut shard.draft, &self.commit)?;
+        if record.token == 0 {
+            record.token = appended.lsn;
+        }
+        let found = look.latest.as_ref().map(|latest| latest.found);
+        shard.index.publish(hash, self.log.oldest_live(), found, appended.address);
+        if let Some(latest) = look.latest.as_ref().filter(|latest| latest.unfinished) {
+            latest.life.note_superseded();
+        }
+        let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
+        let live = self.log.live().read();
+        let life = live.get(appended.address.segment).expect("what was just appended is alive");
+        life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
+        Ok((state::apply(&record), appended))
+    }
+
+    fn look(&self, shard: &Shard, hash: u64, key: &Key, now_ms: u64) -> Result<Look, Error> {
+        let oldest_live = self.log.oldest_live();
+        let live = self.log.live().read();
+        let found = shard.index.find(hash, oldest_live, |address| {
+            live.get(address.segment).is_some_and(|life| {
+                life.state_record(address.offset).is_ok_and(|record| record.scope == key.scope() && record.id == key.id())
+            })
+        });
+        let Some(found) = found else {
+            return Ok(Look { state: State::Absent, latest: None, guard: None });
+        };
+        let address = found.address;
+        let life = live.get(address.segment).expect("the key was just compared there");
+        let record = life.state_record(address.offset)?;
+        let state = state::apply(&record);
+        let guard = state.token().and_then(|token| shard.held.get(&token)).and_then(|held| held.guard);
+        let latest = Latest {
+            found,
+            end_lsn: life.first_lsn + u64::from(address.offset) + life.record(address.offset).len() as u64,
+            durability: record.durability,
+            unfinished: matches!(record.kind, StateKind::Reserved | StateKind::Interrupted),
+            life: Arc::clone(life),
+            address,
+        };
+        Ok(Look { state: state.observed(now_ms, guard), latest: Some(latest), guard })
+    }
+
+    /// Returns once an answer that rests on the log up to `end_lsn` survives what `level` names.
+    fn settle(&self, end_lsn: u64, level: Durability) -> Result<(), Error> {
+        match level {
+            Durability::PowerLoss => self.commit.wait(end_lsn, &|| self.log.sync()),
+            Durability::ProcessCrash => Ok(()),
+        }
+    }
+
+    /// A `Fresh` that could not be made durable is owned by nobody.
+    fn let_guard_go(&self, hash: u64, acted: &Acted) {
+        if let (Answer::Fresh, Some(token)) = (acted.answer, acted.state.token()) {
+            self.shard(hash).lock().held.remove(&token);
+        }
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        self.shards.get(recovery::shard_of(hash, SHARDS)).expect("a shard's number is below the number of shards")
+    }
+
+    fn refuse_closed(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    fn take_off(&self, key: &Key, token: u64, bell: &Arc<Bell>) {
+        let mut shard = self.shard(key.hash(&self.seed)).lock();
+        if let Some(held) = shard.held.get_mut(&token) {
+            held.bells.retain(|other| !Arc::ptr_eq(other, bell));
+            if held.guard.is_none() && held.bells.is_empty() {
+                shard.held.remove(&token);
+            }
+        }
+    }
+
+    fn ring_all(&self) {
+        for shard in &self.shards {
+            let bells: Vec<_> = shard.lock().held.values().flat_map(|held| held.bells.iter().cloned()).collect();
+            for bell in bells {
+                bell.ring();
+            }
+        }
+    }
+
+    fn housekeeping_is_due(&self) {
+        if !self.helper.call() {
+            self.keep_house();
+        }
+    }
+
+    /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
+    fn keep_house(&self) {
+        if let Some(end) = self.log.rolled_end()
+            && self.settle(end, Durability::PowerLoss).is_err()
+        {
+            // The store is poisoned, and whoever writes next is told.
+            return;
+        }
+        if self.log.prepare_successor(&self.commit).is_err() {
+            // Nothing was promised to anyone: the roll tries again and tells its caller.
+        }
+        while let Some(over) = self.log.retirable(self.now_ms(), &self.commit) {
+            if over.unfinished && self.carry_forward(over.number).is_err() {
+                // Full or poisoned; the segment stays until there is room again.
+                return;
+            }
+            self.log.retire(over.number, || self.pass_through_shards());
+        }
+    }
+
+    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log, and returns once the
+    /// copies are durable. Those whose retention has passed, and that no guard holds, are forgotten.
+    fn carry_forward(&self, number: u64) -> Result<(), Error> {
+        let oldest_live = self.log.oldest_live();
+        let mut end_lsn = 0;
+        for shard in &self.shards {
+            let addresses: Vec<_> =
+                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
+            for address in addresses {
+                let mut shard = shard.lock();
+                self.refuse_closed()?;
+                let live = self.log.live().read();
+                let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
+                drop(live);
+                let record = life.state_record(address.offset)?;
+                let hash = self.seed.hash(record.scope, record.id);
+                let latest = shard.index.find(hash, oldest_live, |other| other == address);
+                let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
+                let (Some(found), true) = (latest, unfinished) else { continue };
+                let guard = shard.held.get(&record.token).and_then(|held| held.guard);
+                life.note_superseded();
+                if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
+                    shard.index.remove(found);
+                    shard.counts.expired_unresolved += 1;
+                    continue;
+                }
+                shard.draft.refill(&record);
+                let copy = self.log.append(&mut shard.draft, &self.commit)?;
+                shard.index.publish(hash, oldest_live, Some(found), copy.address);
+                if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
+                    held.address = Some(copy.address);
+                }
+                if let Some(life) = self.log.live().read().get(copy.address.segment) {
+                    life.note(0, true);
+                }
+                end_lsn = end_lsn.max(copy.end);
+            }
+        }
+        self.settle(end_lsn, Durability::PowerLoss)
+    }
+
+    /// After this, nobody looks at a record of a segment that was dead before it. Sweeps in time for the index to tell live
+    /// segment numbers from dead ones.
+    fn pass_through_shards(&self) {
+        let oldest_live = self.log.oldest_live();
+        let sweep = oldest_live - self.swept_at.load(Ordering::Relaxed) >= index::SEGMENT_SPAN_MAX / 2;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            if sweep {
+                shard.index.sweep(oldest_live);
+            }
+        }
+        if sweep {
+            self.swept_at.store(oldest_live, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes durable all that was appended before the call.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.refuse_closed()?;
+        self.settle(self.log.end(), Durability::PowerLoss)
+    }
+
+    /// Counters and sizes.
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        let oldest_live = self.log.oldest_live();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            stats.add(&shard.counts);
+            stats.guards += shard.held.values().filter(|held| held.guard.is_some()).count() as u64;
+            stats.keys += shard.index.len(oldest_live) as u64;
+            stats.index_bytes += shard.index.bytes() as u64;
+        }
+        for life in self.log.live().read().iter() {
+            stats.segments += 1;
+            stats.log_bytes += life.bytes;
+        }
+        stats.syncs = self.commit.syncs();
+        stats
+    }
+
+    /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is free.
+    /// Once closed, stays so; a second call tells what the first one did.
+    pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
+        if let Some(report) = self.closing.lock().report {
+            return Ok(report);
+        }
+        self.wait_for_guards(wait_ms);
+        let unfinished = self.interrupt_all();
+        let ended = self.end(unfinished);
+        self.helper.stop();
+        // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.
+        self.pass_through_shards();
+        self.log.let_go();
+        let report = CloseReport { unfinished };
+        let lock = {
+            let mut closing = self.closing.lock();
+            closing.report = Some(report);
+            closing.lock.take()
+        };
+        drop(lock);
+        ended.map(|()| report)
+    }
+
+    fn wait_for_guards(&self, wait_ms: u64) {
+        if wait_ms == 0 {
+            return;
+        }
+        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+        loop {
+            let bell = Arc::new(Bell::new());
+            self.closing.lock().waiter = Some(Arc::clone(&bell));
+            self.draining.store(true, Ordering::Release);
+            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let now_ms = self.now_ms();
+            if !guards || now_ms >= deadline_ms {
+                self.closing.lock().waiter = None;
+                return;
+            }
+            bell.listen(self.options.clock.sleep(deadline_ms - now_ms));
+        }
+    }
+
+    /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
+    /// work, so as one whose lease lapsed.
+    fn interrupt_all(&self) -> u64 {
+        self.closed.store(true, Ordering::Release);
+        let mut unfinished = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let held = std::mem::take(&mut shard.held);
+            for (token, held) in held.iter().filter(|(_, held)| held.guard.is_some()) {
+                unfinished += 1;
+                if let Some(address) = held.address
+                    && self.say_lapsed(&mut shard, *token, address).is_err()
+                {
+                    // The record only says who may take over; without it, the reservation counts as crashed.
+                }
+            }
+            let bells = held.into_values().flat_map(|held| held.bells);
+            drop(shard);
+            for bell in bells {
+                bell.ring();
+            }
+        }
+        unfinished
+    }
+
+    fn say_lapsed(&self, shard: &mut Shard, token: u64, address: Address) -> Result<(), Error> {
+        let live = self.log.live().read();
+        let life = live.get(address.segment).expect("a guarded reservation is not retired");
+        let life = Arc::clone(life);
+        drop(live);
+        let record = life.state_record(address.offset)?;
+        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
+        let state = state::apply(&record);
+        let Some(write) = state::decide(&state, &call, self.now_ms()).write else { return Ok(()) };
+        shard.draft.refill(&StateRecord {
+            kind: write.kind,
+            cause: write.cause,
+            mark_ms: write.mark_ms,
+            kept_until_ms: write.owned.kept_until_ms,
+            detached: write.owned.detached,
+            ..record
+        });
+        self.log.append(&mut shard.draft, &self.commit).map(|_| ())
+    }
+
+    fn ring_who_closes(&self) {
+        if let Some(bell) = self.closing.lock().waiter.clone() {
+            bell.ring();
+        }
+    }
+
+    fn end(&self, unfinished: u64) -> Result<(), Error> {
+        self.log.refuse();
+        self.settle(self.log.end(), Durability::PowerLoss)?;
+        let closed = self.log.close(unfinished, &self.commit)?;
+        self.settle(closed.end, Durability::PowerLoss)
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("log", &self.log).field("commit", &self.commit).finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    fn renew(&mut self, token: u64, lease_end_ms: u64) {
+        if let Some(guard) = self.held.get_mut(&token).and_then(|held| held.guard.as_mut()) {
+            guard.lease_end_ms = lease_end_ms;
+        }
+    }
+
+    /// Makes `held` say who owns the key once the record of `call` is published, and takes off the bells of those for whom
+    /// something has changed.
+    fn move_guard(&mut self, call: &Call, look: &Look, state: &State, address: Address, bells: &mut Vec<Arc<Bell>>) {
+        match (call, state) {
+            (Call::Reserve(_) | Call::TakeOver { .. } | Call::Reattach { .. }, State::InFlight(owned)) => {
+                if let Some(before) = look.state.token() {
+                    bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
+                }
+                let guard = Some(Guard { lease_end_ms: owned.lease_end_ms });
+                self.held.insert(owned.token, Held { guard, address: Some(address), bells: Vec::new() });
+            }
+            (Call::SaveCheckpoint { .. } | Call::Renew { .. }, State::InFlight(owned)) => {
+                if let Some(held) = self.held.get_mut(&owned.token) {
+                    held.address = Some(address);
+                }
+                self.renew(owned.token, owned.lease_end_ms);
+            }
+            _ => {
+                if let Some(before) = look.state.token() {
+                    bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, answer: Answer, write: Option<&Write>) {
+        let counts = &mut self.counts;
+        match answer {
+            Answer::Fresh => counts.fresh += 1,
+            Answer::Replay => counts.replays += 1,
+            Answer::InFlight => counts.in_flight += 1,
+            Answer::Interrupted => counts.interrupted += 1,
+            Answer::Mismatch => counts.mismatches += 1,
+            Answer::TooOld => counts.too_old += 1,
+            Answer::Superseded => counts.superseded += 1,
+            Answer::Done => match write.map(|write| write.kind) {
+                Some(StateKind::Done) => counts.completed += 1,
+                Some(StateKind::Released) => counts.released += 1,
+                Some(StateKind::Reserved | StateKind::Interrupted | StateKind::Forgotten) | None => {}
+            },
+        }
+    }
+}
+
+impl Look {
+    /// A copy of what the latest record carries. The caller holds the shard lock, so the segment does not retire.
+    fn payload(&self) -> Result<Arc<[u8]>, Error> {
+        match &self.latest {
+            Some(latest) => Ok(Arc::from(latest.life.state_record(latest.address.offset)?.payload)),
+            None => Ok(Arc::default()),
+        }
+    }
+}
+
+/// How long a caller that was told `InFlight` may wait before it asks again.
+pub(crate) fn retry_after(lease_end_ms: u64, now_ms: u64) -> Duration {
+    Duration::from_millis(lease_end_ms.saturating_sub(now_ms))
+}

@@ -1,0 +1,500 @@
+//! The log: a chain of segments, a tail that grows, and the files that wait for their next life.
+//!
+//! Invariants:
+//!
+//! - The tail lock covers position, checksum and write, so the written prefix of the log is contiguous, and the order of
+//!   appends is the order of LSNs.
+//! - Every append leaves room for the [`format::Next`] record, and for `Closed`, so a segment can always be ended.
+//! - A segment's header is durable before its first record, and its predecessor's `Next` is written after that.
+//! - A file gets a new life only when a durable header names an oldest live number above its last one, or when a durable
+//!   `Sealed` has replaced it, and nobody holds its old life any more.
+//! - A failed write poisons; a failed preparation of a segment promises nothing to anyone and is tried again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::StoreTime;
+use crate::commit::Commit;
+use crate::entropy::Entropy;
+use crate::error::{Error, ErrorKind};
+use crate::format::{self, Closed, Draft, Next, Role, SegmentHeader};
+use crate::index::{self, Address};
+use crate::segment::{self, Life};
+use crate::storage::{Access, Storage};
+use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
+
+/// Room that every append leaves at the end of a segment.
+const END_ROOM: u64 = (format::NEXT_BYTES + format::CLOSED_BYTES) as u64;
+
+/// Segment numbers of live segments span less than this, so that the index can tell a live one from a dead one.
+const LIVE_SPAN_MAX: u64 = index::SEGMENT_SPAN_MAX - 8;
+
+/// Pages are readied for writing in steps of this many bytes.
+const POPULATE_BYTES: u64 = 256 << 10;
+
+/// What stays the same through a run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) entropy: Entropy,
+    pub(crate) time: StoreTime,
+    pub(crate) store_id: [u8; 16],
+    pub(crate) run_id: [u8; 16],
+    /// Segments double in size up to this.
+    pub(crate) segment_bytes_plan: u64,
+}
+
+/// Where the next segment of a log begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    pub(crate) previous: u64,
+    pub(crate) first_lsn: u64,
+    pub(crate) bytes: u64,
+    pub(crate) role: Role,
+}
+
+/// What earlier runs left, as far as a new run must go on from it.
+#[derive(Debug)]
+pub(crate) struct Past {
+    /// The highest number in any header.
+    pub(crate) newest_number: u64,
+    /// The oldest live number that every header of this run may name, even if recovery does not come to its end.
+    pub(crate) oldest_live: u64,
+    pub(crate) synced_lsn: u64,
+    pub(crate) spares: Vec<Spare>,
+    /// The first index that no segment file's name carries.
+    pub(crate) next_index: u32,
+}
+
+/// A file that waits for its next life.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+}
+
+/// Where a record was put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Appended {
+    pub(crate) address: Address,
+    /// The LSN of the record's first byte.
+    pub(crate) lsn: u64,
+    /// The LSN just behind the record: durable once the durable LSN has reached it.
+    pub(crate) end: u64,
+    /// A successor should be made ready, or a rolled segment waits for its sync.
+    pub(crate) housekeeping_due: bool,
+}
+
+/// A segment that has served its time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Over {
+    pub(crate) number: u64,
+    /// Keys in it are unfinished: they must stand elsewhere before it is given up.
+    pub(crate) unfinished: bool,
+}
+
+/// The append side of the log and the table of its live segments.
+#[derive(Debug)]
+pub(crate) struct Log {
+    run: Run,
+    /// `None` once the store is closed: then nothing of its files is mapped any more.
+    tail: Mutex<Option<Tail>>,
+    live: RwLock<Live>,
+    files: Mutex<Files>,
+    /// Number of the oldest live segment. Release when it moves, Acquire in readers; a reader that holds a shard lock
+    /// keeps what it found, since who moves it passes through every shard lock before a file is given away.
+    oldest_live: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Tail {
+    life: Arc<Life>,
+    offset: u64,
+    role: Role,
+    /// Rolled segments that no sync has covered yet, oldest first.
+    rolled: Vec<Arc<Life>>,
+    /// The store is being closed: nothing but the end mark is appended.
+    closing: bool,
+    /// The helper was told that a successor will be needed.
+    asked: bool,
+    /// Offset up to which pages were readied for writing.
+    populated: u64,
+}
+
+/// Live segments by number; numbers that recovery skipped are gaps.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    base: u64,
+    lives: VecDeque<Option<Arc<Life>>>,
+}
+
+#[derive(Debug)]
+struct Files {
+    prepared: Option<Life>,
+    spares: Vec<Spare>,
+    /// Lives that ended; a durable header must put them below the oldest live number before their files are used again.
+    retired: Vec<Arc<Life>>,
+    /// The highest number that any header carries, so that no number is given twice.
+    newest_number: u64,
+    /// The oldest live number that a durable header names.
+    durable_oldest_live: u64,
+    next_index: u32,
+}
+
+impl Live {
+    /// The segments of a chain, in any order.
+    pub(crate) fn new(chain: impl IntoIterator<Item = Arc<Life>>) -> Self {
+        let mut chain: Vec<_> = chain.into_iter().collect();
+        chain.sort_by_key(|life| life.number);
+        let mut live = Self::default();
+        for life in chain {
+            live.push(life);
+        }
+        live
+    }
+
+    /// The segment that `address` lies in, if it is alive.
+    pub(crate) fn get(&self, number: u64) -> Option<&Arc<Life>> {
+        let at = usize::try_from(number.checked_sub(self.base)?).ok()?;
+        self.lives.get(at)?.as_ref()
+    }
+
+    /// Live segments, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Life>> {
+        self.lives.iter().flatten()
+    }
+
+    fn push(&mut self, life: Arc<Life>) {
+        if self.lives.is_empty() {
+            self.base = life.number;
+        }
+        while self.base.saturating_add(self.lives.len() as u64) < life.number {
+            self.lives.push_back(None);
+        }
+        self.lives.push_back(Some(life));
+    }
+
+    fn remove_below(&mut self, oldest_live: u64) -> Vec<Arc<Life>> {
+        let mut removed = Vec::new();
+        while self.base < oldest_live && !self.lives.is_empty() {
+            removed.extend(self.lives.pop_front().flatten());
+            self.base += 1;
+        }
+        removed
+    }
+}
+
+impl Log {
+    /// Begins a run: gives the segment `start` its life and makes it the tail behind the segments in `chain`.
+    ///
+    /// # Errors
+    ///
+    /// The failure to prepare the segment; nothing that was there before has changed.
+    pub(crate) fn begin(run: Run, start: Start, chain: Vec<Arc<Life>>, past: Past) -> Result<Self, Error> {
+        let mut files = Files {
+            prepared: None,
+            spares: past.spares,
+            retired: Vec::new(),
+            newest_number: past.newest_number,
+            durable_oldest_live: past.oldest_live,
+            next_index: past.next_index,
+        };
+        let oldest_live = past.oldest_live;
+        let life = Arc::new(files.prepare(&run, start, past.synced_lsn, oldest_live)?);
+        let mut live = Live::new(chain);
+        live.push(Arc::clone(&life));
+        Ok(Self {
+            run,
+            tail: Mutex::new(Some(Tail::new(life, start.role))),
+            live: RwLock::new(live),
+            files: Mutex::new(files),
+            oldest_live: AtomicU64::new(oldest_live),
+        })
+    }
+
+    /// Store time, which every part of the run reads from one place.
+    pub(crate) fn time(&self) -> &StoreTime {
+        &self.run.time
+    }
+
+    /// The live segments. A reader of records holds a shard lock, too, or knows that nothing retires.
+    pub(crate) fn live(&self) -> &RwLock<Live> {
+        &self.live
+    }
+
+    /// Number of the oldest live segment.
+    pub(crate) fn oldest_live(&self) -> u64 {
+        self.oldest_live.load(Ordering::Acquire)
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`, `Poisoned`, and what the preparation of a further segment says (`Full`, `Io`): then nothing was written.
+    /// A failed write poisons the store.
+    pub(crate) fn append(&self, draft: &mut Draft, commit: &Commit) -> Result<Appended, Error> {
+        let mut tail = self.tail.lock();
+        let tail = tail.as_mut().filter(|tail| !tail.closing).ok_or_else(Error::closed)?;
+        if let Some(failure) = commit.failure() {
+            return Err(failure);
+        }
+        let mut rolled = false;
+        if tail.offset + draft.len() as u64 + END_ROOM > tail.life.bytes {
+            self.roll(tail, commit)?;
+            rolled = true;
+        }
+        let mut appended = tail.write(draft, commit)?;
+        let asks = !tail.asked && tail.offset > tail.life.bytes / 2;
+        tail.asked |= asks;
+        appended.housekeeping_due = rolled || asks;
+        Ok(appended)
+    }
+
+    /// Makes durable all that was appended before the call. Only [`Commit::wait`] calls it, one at a time.
+    ///
+    /// # Errors
+    ///
+    /// The first sync that failed.
+    pub(crate) fn sync(&self) -> Result<u64, Error> {
+        let (rolled, life, end) = {
+            let tail = self.tail.lock();
+            let tail = tail.as_ref().ok_or_else(Error::closed)?;
+            (tail.rolled.clone(), Arc::clone(&tail.life), tail.end())
+        };
+        for life in rolled.iter().chain([&life]) {
+            life.data.sync().map_err(|error| Error::io(format!("syncing {}", life.name), error))?;
+        }
+        if let (false, Some(tail)) = (rolled.is_empty(), self.tail.lock().as_mut()) {
+            tail.rolled.drain(..rolled.len());
+        }
+        Ok(end)
+    }
+
+    /// The LSN behind the last record.
+    pub(crate) fn end(&self) -> u64 {
+        self.tail.lock().as_ref().map_or(0, Tail::end)
+    }
+
+    /// The LSN behind the last rolled segment that waits for a sync.
+    pub(crate) fn rolled_end(&self) -> Option<u64> {
+        self.tail.lock().as_ref()?.rolled.last().map(|life| life.end_lsn())
+    }
+
+    /// Makes the next segment ready, unless it is already or there is no need yet.
+    ///
+    /// # Errors
+    ///
+    /// `Full` or `Io`; the roll will try again.
+    pub(crate) fn prepare_successor(&self, commit: &Commit) -> Result<(), Error> {
+        let Some(start) = self.tail.lock().as_ref().filter(|tail| tail.asked).map(|tail| self.successor(tail)) else {
+            return Ok(());
+        };
+        let mut files = self.files.lock();
+        if files.prepared.is_none() {
+            let life = files.prepare(&self.run, start, commit.durable(), self.oldest_live())?;
+            files.prepared = Some(life);
+        }
+        Ok(())
+    }
+
+    /// Recovery has come to its end: from here on the segments of this run hold new work.
+    pub(crate) fn recovered(&self, spares: Vec<Spare>) {
+        if let Some(tail) = self.tail.lock().as_mut() {
+            tail.role = Role::Rolled;
+        }
+        self.files.lock().spares.extend(spares);
+    }
+
+    /// Refuses all further records but the end mark.
+    pub(crate) fn refuse(&self) {
+        if let Some(tail) = self.tail.lock().as_mut() {
+            tail.closing = true;
+        }
+    }
+
+    /// Appends the end mark of the run, for which every append has left room.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`, `Poisoned`; a failed write poisons the store.
+    pub(crate) fn close(&self, unfinished: u64, commit: &Commit) -> Result<Appended, Error> {
+        let mut tail = self.tail.lock();
+        let tail = tail.as_mut().ok_or_else(Error::closed)?;
+        if let Some(failure) = commit.failure() {
+            return Err(failure);
+        }
+        tail.write(&mut Draft::closed(&Closed { time: self.run.time.mark(), unfinished }), commit)
+    }
+
+    /// Lets go of every segment, and with them of the last hold on the directory's lock. Nobody may be looking at a record.
+    pub(crate) fn let_go(&self) {
+        *self.tail.lock() = None;
+        *self.live.write() = Live::default();
+        let mut files = self.files.lock();
+        files.prepared = None;
+        files.retired.clear();
+    }
+
+    /// The oldest segment, if it is durable and every finished key in it is past its retention at `now_ms`.
+    pub(crate) fn retirable(&self, now_ms: u64, commit: &Commit) -> Option<Over> {
+        let active = self.tail.lock().as_ref()?.life.number;
+        let live = self.live.read();
+        let oldest = live.iter().next()?;
+        let over = oldest.number < active
+            && oldest.end_lsn() <= commit.durable()
+            && oldest.newest_kept_until_ms() <= now_ms;
+        over.then(|| Over { number: oldest.number, unfinished: oldest.unfinished() > 0 })
+    }
+
+    /// Gives up the segment `number`, the oldest: from now on an address in it is dead. `pass` goes once through every
+    /// shard lock, after which nobody can still be looking at it.
+    pub(crate) fn retire(&self, number: u64, pass: impl FnOnce()) {
+        let oldest_live = {
+            let live = self.live.read();
+            live.iter().map(|life| life.number).find(|other| *other > number).unwrap_or(number)
+        };
+        self.oldest_live.store(oldest_live, Ordering::Release);
+        pass();
+        let removed = self.live.write().remove_below(oldest_live);
+        self.files.lock().retired.extend(removed);
+    }
+
+    fn successor(&self, tail: &Tail) -> Start {
+        Start {
+            previous: tail.life.number,
+            first_lsn: tail.life.end_lsn(),
+            bytes: (tail.life.bytes * 2).min(self.run.segment_bytes_plan).max(tail.life.bytes),
+            role: tail.role,
+        }
+    }
+
+    fn roll(&self, tail: &mut Tail, commit: &Commit) -> Result<(), Error> {
+        if tail.life.number - self.oldest_live() >= LIVE_SPAN_MAX {
+            let retry_after = Duration::from_secs(1);
+            return Err(Error::new(ErrorKind::Full { retry_after }, "the log has as many segments as can be told apart"));
+        }
+        let start = self.successor(tail);
+        let next = {
+            let mut files = self.files.lock();
+            match files.prepared.take() {
+                Some(life) if life.first_lsn == start.first_lsn => life,
+                late => {
+                    // Prepared for a place that the log has rolled past meanwhile: nothing was ever written to it.
+                    files.spares.extend(late.map(|life| Spare { name: life.name, bytes: life.bytes }));
+                    files.prepare(&self.run, start, commit.durable(), self.oldest_live())?
+                }
+            }
+        };
+        let next = Arc::new(next);
+        let mut mark = Draft::next(&Next {
+            number: next.number,
+            first_lsn: next.first_lsn,
+            salt: next.salt,
+            unfinished: tail.life.unfinished(),
+            newest_kept_until_ms: tail.life.newest_kept_until_ms(),
+        });
+        tail.write(&mut mark, commit)?;
+        self.live.write().push(Arc::clone(&next));
+        let rolled = std::mem::replace(&mut tail.life, next);
+        let mut all_rolled = std::mem::take(&mut tail.rolled);
+        all_rolled.push(rolled);
+        *tail = Tail { rolled: all_rolled, ..Tail::new(Arc::clone(&tail.life), tail.role) };
+        Ok(())
+    }
+}
+
+impl Tail {
+    fn new(life: Arc<Life>, role: Role) -> Self {
+        let offset = format::DATA_START;
+        Self { life, offset, role, rolled: Vec::new(), closing: false, asked: false, populated: offset }
+    }
+
+    fn end(&self) -> u64 {
+        self.life.first_lsn + self.offset
+    }
+
+    fn write(&mut self, draft: &mut Draft, commit: &Commit) -> Result<Appended, Error> {
+        let lsn = self.end();
+        let offset = u32::try_from(self.offset).map_err(|_| Error::new(ErrorKind::Io, "a segment is too long"))?;
+        self.populate(self.offset + draft.len() as u64);
+        let bytes = draft.finish(self.life.salt, lsn, commit.durable());
+        if let Err(error) = self.life.data.write_at(self.offset, bytes) {
+            return Err(commit.poison(&Error::io(format!("writing to {}", self.life.name), error)));
+        }
+        self.offset += bytes.len() as u64;
+        let address = Address { segment: self.life.number, offset };
+        Ok(Appended { address, lsn, end: self.end(), housekeeping_due: false })
+    }
+
+    /// Readies the pages ahead of `end` in small steps, so that a writer seldom meets a fault. Where that fails, it does.
+    fn populate(&mut self, end: u64) {
+        while self.populated < end {
+            match self.life.data.populate(self.populated, POPULATE_BYTES) {
+                Ok(()) => self.populated += POPULATE_BYTES,
+                Err(_) => self.populated = u64::MAX,
+            }
+        }
+    }
+}
+
+impl Files {
+    /// Finds or makes a file for `start` and begins its life. When this returns, its header is durable.
+    fn prepare(&mut self, run: &Run, start: Start, synced_lsn: u64, oldest_live: u64) -> Result<Life, Error> {
+        let failed = |name: &str| {
+            let what = format!("preparing {name}");
+            move |error| Error::io(what, error)
+        };
+        self.collect_retired();
+        let fits = self.spares.iter().position(|spare| spare.bytes >= start.bytes);
+        let (name, data) = match fits.map(|at| self.spares.swap_remove(at)) {
+            Some(spare) => {
+                let data = run.storage.open_segment(&spare.name, Access::NewLife).map_err(failed(&spare.name))?;
+                (spare.name, data)
+            }
+            None => {
+                while let Some(small) = self.spares.pop() {
+                    run.storage.remove(&small.name).map_err(failed(&small.name))?;
+                }
+                let name = segment::file_name(self.next_index);
+                let data = run.storage.create_segment(&name, start.bytes).map_err(failed(&name))?;
+                self.next_index += 1;
+                (name, data)
+            }
+        };
+        let salt = run.entropy.number().map_err(failed(&name))?;
+        // Taken also when the preparation fails: a header that was half written must not meet another of its number.
+        self.newest_number += 1;
+        let header = SegmentHeader {
+            role: start.role,
+            store_id: run.store_id,
+            run_id: run.run_id,
+            number: self.newest_number,
+            previous: start.previous,
+            segment_bytes: data.len(),
+            first_lsn: start.first_lsn,
+            synced_lsn,
+            oldest_live,
+            time: run.time.mark(),
+            salt,
+        };
+        // A file that failed here is left alone until the next opening: what its pages hold is no longer known.
+        let failed = failed(&name);
+        let life = Life::begin(data, name, &header).map_err(failed)?;
+        self.durable_oldest_live = self.durable_oldest_live.max(oldest_live);
+        Ok(life)
+    }
+
+    /// Lives that nobody holds any more, and that a durable header puts below the oldest live one, leave their files.
+    fn collect_retired(&mut self) {
+        let durable_oldest_live = self.durable_oldest_live;
+        for life in std::mem::take(&mut self.retired) {
+            if life.number >= durable_oldest_live || Arc::strong_count(&life) > 1 {
+                self.retired.push(life);
+            } else {
+                self.spares.push(Spare { name: life.name.clone(), bytes: life.bytes });
+            }
+        }
+    }
+}

@@ -1,0 +1,676 @@
+//! What a caller holds: the guard of a reservation, the view of an attempt, and the handles of the other answers.
+//!
+//! A handle holds the store's engine, the key and what was true when it was made; every act asks the engine again, which
+//! decides by the token. Nothing here touches the log.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::engine::{Acted, Engine, retry_after};
+use crate::error::Error;
+use crate::format::Cause;
+use crate::key::{Fingerprint, Key, Token};
+use crate::options::OnDrop;
+use crate::retention::checked_ms;
+use crate::state::{Answer, Ask, Call, Finished, Owned, State, Stop};
+use crate::store::Reserve;
+
+/// Whether an act of an owner took effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "`Superseded` means that nothing was changed: another owner, or an operator, decided the key's fate"]
+pub enum Completion {
+    /// It took effect, and survives what the reservation's level names.
+    Done,
+    /// The reservation is no longer the latest of its key, or the key is gone. Nothing was changed.
+    Superseded,
+}
+
+impl Completion {
+    fn of(acted: &Acted) -> Self {
+        match acted.answer {
+            Answer::Superseded => Self::Superseded,
+            Answer::Done | Answer::Fresh | Answer::Replay | Answer::InFlight | Answer::Interrupted | Answer::Mismatch
+            | Answer::TooOld => Self::Done,
+        }
+    }
+}
+
+/// What identifies a reservation, shared by its guard and its views.
+struct Held {
+    engine: Arc<Engine>,
+    key: Key,
+    fingerprint: Fingerprint,
+    token: Token,
+    attempt: u32,
+    lease_ms: u64,
+    checkpoint: Arc<[u8]>,
+}
+
+impl Held {
+    fn renew(&self, lease: Duration) -> Result<Completion, Error> {
+        let lease_ms = checked_ms("lease", lease)?;
+        let call = Call::Renew { token: self.token.to_u64(), lease_ms };
+        Ok(Completion::of(&self.engine.call_of_guard(&self.key, call)?))
+    }
+
+    fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
+        let call = Call::SaveCheckpoint { token: self.token.to_u64(), lease_ms: self.lease_ms };
+        Ok(Completion::of(&self.engine.call_of_guard_with(&self.key, call, bytes)?))
+    }
+}
+
+/// The ownership of a key while its work is done.
+///
+/// Whoever holds it is the one who may do the work. It ends by [`complete`](Self::complete) and its kin, by
+/// [`release`](Self::release) when nothing happened, or by [`interrupt`](Self::interrupt). Dropping it leaves the key
+/// interrupted (or released, if the options say so): drop never blocks on a sync and never fails.
+#[must_use = "dropping a reservation at once leaves its key interrupted"]
+pub struct Reservation {
+    held: Arc<Held>,
+    on_drop: OnDrop,
+    /// An act has ended the reservation; nothing is left for drop.
+    ended: bool,
+}
+
+impl Reservation {
+    pub(crate) fn new(engine: &Arc<Engine>, key: &Key, acted: &Acted, lease_ms: u64, on_drop: OnDrop) -> Self {
+        let State::InFlight(owned) = &acted.state else {
+            panic!("a reservation is made of a key in flight alone");
+        };
+        let held = Held {
+            engine: Arc::clone(engine),
+            key: key.clone(),
+            fingerprint: owned.fingerprint,
+            token: Token::from_u64(owned.token),
+            attempt: owned.attempt,
+            lease_ms,
+            checkpoint: Arc::clone(&acted.payload),
+        };
+        Self { held: Arc::new(held), on_drop, ended: false }
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.held.key
+    }
+
+    /// The fingerprint of the request.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.held.fingerprint
+    }
+
+    /// The fencing token: larger than every earlier one of the store.
+    pub fn token(&self) -> Token {
+        self.held.token
+    }
+
+    /// A view for whoever does the work: it can renew, save checkpoints and derive keys, but not end the reservation.
+    pub fn attempt_view(&self) -> Attempt {
+        Attempt { held: Arc::clone(&self.held) }
+    }
+
+    /// Stores the response. When this returns `Done`, every retry of the key is answered with it, byte for byte, and it
+    /// survives what the reservation's level names. It counts also after the lease lapsed, if nobody took over.
+    ///
+    /// # Errors
+    ///
+    /// [`NotStored`] gives the reservation back: `TooLarge` for more than `response_bytes_max` bytes (complete again, with
+    /// less), `Full`, `Poisoned`, `Closed`, `Io`.
+    pub fn complete(self, response: &[u8]) -> Result<Completion, NotStored> {
+        self.finish(response, true)
+    }
+
+    /// Stores that the work is done, but not its response. `reference` says where the answer can be found, if anywhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    pub fn complete_without_body(self, reference: &[u8]) -> Result<Completion, NotStored> {
+        self.finish(reference, false)
+    }
+
+    fn finish(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
+        let call = Call::Complete { token: self.token().to_u64(), body_kept };
+        match self.held.engine.call_with(&self.held.key, call, bytes) {
+            Ok(acted) => {
+                self.ended = true;
+                Ok(Completion::of(&acted))
+            }
+            Err(error) => Err(NotStored { error, reservation: self }),
+        }
+    }
+
+    /// Gives the key back: nothing happened. The next reserve is `Fresh`; after an earlier attempt that did not end well it
+    /// is `Interrupted` again, since the outcome of that one is still unknown.
+    ///
+    /// # Errors
+    ///
+    /// `Full`, `Poisoned`, `Closed`, `Io`: the key is then interrupted, or in flight until the lease lapses.
+    pub fn release(mut self) -> Result<Completion, Error> {
+        self.ended = true;
+        let call = Call::Release { token: self.token().to_u64() };
+        Ok(Completion::of(&self.held.engine.call(&self.held.key, call)?))
+    }
+
+    /// Says that the outcome is unknown. Dropping the reservation does the same by default.
+    pub fn interrupt(mut self) {
+        self.on_drop = OnDrop::Interrupt;
+    }
+
+    /// Extends the lease to `lease` from now. Writes nothing in the normal case.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidOptions` for a lease of 0 or over 100 years; `Full`, `Poisoned`, `Closed`, `Io`.
+    pub fn renew(&self, lease: Duration) -> Result<Completion, Error> {
+        self.held.renew(lease)
+    }
+
+    /// Stores how far the work has come, in place of what was stored before. It is handed to whoever goes on after an
+    /// interruption, and kept until the key is done. At most 64 KiB.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`; what was stored before stays.
+    pub fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
+        self.held.save_checkpoint(bytes)
+    }
+
+    /// Lets the work go on elsewhere, in another process or a later run: the lease becomes durable, and
+    /// [`Store::reattach`](crate::Store::reattach) with the token goes on with it, until the lease lapses.
+    ///
+    /// # Errors
+    ///
+    /// [`NotStored`] gives the reservation back; its source says `Superseded` when it was no longer the latest.
+    pub fn detach(mut self, lease: Duration) -> Result<Token, NotStored> {
+        let token = self.token();
+        let detached = checked_ms("lease", lease).and_then(|lease_ms| {
+            self.held.engine.call(&self.held.key, Call::Detach { token: token.to_u64(), lease_ms })
+        });
+        match detached {
+            Ok(acted) if acted.answer == Answer::Done => {
+                self.ended = true;
+                Ok(token)
+            }
+            Ok(_) => Err(NotStored { error: Error::superseded(), reservation: self }),
+            Err(error) => Err(NotStored { error, reservation: self }),
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let token = self.held.token.to_u64();
+        let call = match self.on_drop {
+            OnDrop::Interrupt => Call::Interrupt { token, cause: Cause::Dropped },
+            OnDrop::Release => Call::Release { token },
+        };
+        if self.held.engine.call(&self.held.key, call).is_err() {
+            // Nothing could be written, so the guard is taken off in memory alone: the key reads as interrupted.
+            self.held.engine.let_go(&self.held.key, token);
+        }
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("key", &self.held.key)
+            .field("token", &self.held.token)
+            .field("attempt", &self.held.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A view of a running attempt. Cheap to clone, fits the extensions of a request, and cannot end the reservation.
+#[derive(Clone)]
+pub struct Attempt {
+    held: Arc<Held>,
+}
+
+impl Attempt {
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.held.key
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        self.held.token
+    }
+
+    /// 1 for the first owner of the key, one more at each take-over.
+    pub fn number(&self) -> u32 {
+        self.held.attempt
+    }
+
+    /// What an earlier attempt stored of its progress; empty if nothing.
+    pub fn checkpoint(&self) -> &[u8] {
+        &self.held.checkpoint
+    }
+
+    /// As [`Reservation::renew`]; `Superseded` once the reservation has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::renew`].
+    pub fn renew(&self, lease: Duration) -> Result<Completion, Error> {
+        self.held.renew(lease)
+    }
+
+    /// As [`Reservation::save_checkpoint`]; `Superseded` once the reservation has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::save_checkpoint`].
+    pub fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
+        self.held.save_checkpoint(bytes)
+    }
+
+    /// The key to send on to the receiver of the effect, so that it can refuse to have it twice: see
+    /// [`Key::downstream_key`].
+    pub fn downstream_key(&self, label: &str) -> String {
+        self.held.key.downstream_key(label)
+    }
+}
+
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt")
+            .field("key", &self.held.key)
+            .field("token", &self.held.token)
+            .field("number", &self.held.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A response that could not be stored. The reservation comes back, so nothing is lost yet: complete again, shorter or
+/// without body, or keep the guard until there is room. Dropping it, also by `?` into [`Error`], leaves the key interrupted.
+#[derive(Debug)]
+pub struct NotStored {
+    /// Why.
+    pub error: Error,
+    /// The guard, as it was.
+    pub reservation: Reservation,
+}
+
+impl fmt::Display for NotStored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the outcome was not stored: {}", self.error)
+    }
+}
+
+impl std::error::Error for NotStored {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<NotStored> for Error {
+    fn from(not_stored: NotStored) -> Self {
+        not_stored.error
+    }
+}
+
+/// Why a detached reservation was not taken up again.
+#[derive(Debug)]
+pub enum NotReattached {
+    /// A guard of it lives: one holder at a time.
+    InFlight,
+    /// It is no longer the latest reservation of its key, was never detached, or the key is gone.
+    Superseded,
+    /// The store could not say.
+    Store(Error),
+}
+
+impl fmt::Display for NotReattached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InFlight => f.write_str("the reservation has a living guard"),
+            Self::Superseded => f.write_str("the reservation is no longer the latest of its key, or was not detached"),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for NotReattached {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Store(error) => Some(error),
+            Self::InFlight | Self::Superseded => None,
+        }
+    }
+}
+
+impl From<Error> for NotReattached {
+    fn from(error: Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// The state of a key, without what is stored for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyState {
+    /// Somebody is at work.
+    InFlight,
+    /// Somebody began and is not known to have finished: the outcome is unknown.
+    Interrupted,
+    /// A response is stored.
+    Done,
+}
+
+/// What is known of a key, as of one moment.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KeyInfo {
+    /// The state.
+    pub state: KeyState,
+    /// The request that the key stands for.
+    pub fingerprint: Fingerprint,
+    /// The token of the latest reservation.
+    pub token: Token,
+    /// Which attempt that was.
+    pub attempt: u32,
+    /// When the key was first reserved, by store time.
+    pub first_seen: SystemTime,
+    /// When the state began: this attempt, the interruption, or the completion.
+    pub since: SystemTime,
+    /// Until when the latest owner counts as running; `None` unless in flight.
+    pub lease_end: Option<SystemTime>,
+    /// Until when the key is remembered at least.
+    pub kept_until: SystemTime,
+    /// The work goes on elsewhere, under a durable lease.
+    pub detached: bool,
+    /// Why nobody is known to work on it; `None` unless interrupted.
+    pub cause: Option<Cause>,
+    /// The last checkpoint; empty when done.
+    pub checkpoint: Arc<[u8]>,
+}
+
+impl KeyInfo {
+    pub(crate) fn new(state: &State, checkpoint: Arc<[u8]>) -> Option<Self> {
+        let (name, owned, since_ms, stop) = match state {
+            State::Absent => return None,
+            State::InFlight(owned) => (KeyState::InFlight, owned, owned.reserved_ms, None),
+            State::Interrupted(owned, stop) => (KeyState::Interrupted, owned, stop.since_ms, Some(*stop)),
+            State::Done(finished) => return Some(Self::done(finished)),
+        };
+        Some(Self::unfinished(name, owned, since_ms, stop, checkpoint))
+    }
+
+    fn unfinished(state: KeyState, owned: &Owned, since_ms: u64, stop: Option<Stop>, checkpoint: Arc<[u8]>) -> Self {
+        Self {
+            state,
+            fingerprint: owned.fingerprint,
+            token: Token::from_u64(owned.token),
+            attempt: owned.attempt,
+            first_seen: at(owned.first_seen_ms),
+            since: at(since_ms),
+            lease_end: stop.is_none().then(|| at(owned.lease_end_ms)),
+            kept_until: at(owned.kept_until_ms),
+            detached: owned.detached,
+            cause: stop.map(|stop| stop.cause),
+            checkpoint,
+        }
+    }
+
+    fn done(finished: &Finished) -> Self {
+        Self {
+            state: KeyState::Done,
+            fingerprint: finished.fingerprint,
+            token: Token::from_u64(finished.token),
+            attempt: finished.attempt,
+            first_seen: at(finished.first_seen_ms),
+            since: at(finished.completed_ms),
+            lease_end: None,
+            kept_until: at(finished.kept_until_ms),
+            detached: false,
+            cause: None,
+            checkpoint: Arc::default(),
+        }
+    }
+}
+
+/// Store time as a time of the system.
+fn at(ms: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+/// What a handle of an answer can ask again.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) key: Key,
+    pub(crate) ask: Ask,
+    pub(crate) on_drop: OnDrop,
+}
+
+/// Another caller is at work on the key right now.
+pub struct InFlight {
+    asked: Asked,
+    info: KeyInfo,
+    retry_after: Duration,
+}
+
+impl InFlight {
+    pub(crate) fn new(asked: Asked, owned: &Owned, checkpoint: Arc<[u8]>) -> Self {
+        let retry_after = retry_after(owned.lease_end_ms, asked.engine.now_ms());
+        let info = KeyInfo::unfinished(KeyState::InFlight, owned, owned.reserved_ms, None, checkpoint);
+        Self { asked, info, retry_after }
+    }
+
+    /// What is known of the key.
+    pub fn info(&self) -> &KeyInfo {
+        &self.info
+    }
+
+    /// How long the owner's lease had still to run: a caller that comes back then is told more.
+    pub fn retry_after(&self) -> Duration {
+        self.retry_after
+    }
+
+    /// Waits until the owner has finished, at most this long, and reserves again. `InFlight` again when the time is over.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::reserve`](crate::Store::reserve).
+    pub fn wait(self, at_most: Duration) -> Result<Reserve, Error> {
+        let wait_ms = crate::clock::ms_rounded_up(at_most).min(crate::retention::DURATION_MS_MAX);
+        Reserve::ask(self.asked, wait_ms)
+    }
+}
+
+impl fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// Somebody began the work of the key and is not known to have finished it: whether it took effect is unknown.
+///
+/// Ask whoever received the effect, by [`downstream_key`](Self::downstream_key), then [`resolve`](Self::resolve) with what it
+/// says or [`release`](Self::release) the key; or [`take_over`](Self::take_over) when the work may be done again, as it may
+/// when its receiver honours the downstream key.
+pub struct Interrupted {
+    asked: Asked,
+    /// The request that the key stands for.
+    pub fingerprint: Fingerprint,
+    /// The token of the reservation that was interrupted.
+    pub token: Token,
+    /// Which attempt that was.
+    pub attempt: u32,
+    /// Since when nobody is known to work on it. After a crash: when that attempt began.
+    pub since: SystemTime,
+    info: KeyInfo,
+    stop: Stop,
+}
+
+impl Interrupted {
+    pub(crate) fn new(asked: Asked, owned: &Owned, stop: Stop, checkpoint: Arc<[u8]>) -> Self {
+        let info = KeyInfo::unfinished(KeyState::Interrupted, owned, stop.since_ms, Some(stop), checkpoint);
+        Self {
+            asked,
+            fingerprint: info.fingerprint,
+            token: info.token,
+            attempt: info.attempt,
+            since: info.since,
+            info,
+            stop,
+        }
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.asked.key
+    }
+
+    /// All that is known of the key.
+    pub fn info(&self) -> &KeyInfo {
+        &self.info
+    }
+
+    /// Why nobody is known to work on the key.
+    pub fn cause(&self) -> Cause {
+        self.stop.cause
+    }
+
+    /// How far the work had come, as it was last stored; empty if never.
+    pub fn checkpoint(&self) -> &[u8] {
+        &self.info.checkpoint
+    }
+
+    /// The key that the attempt sent on: see [`Key::downstream_key`].
+    pub fn downstream_key(&self, label: &str) -> String {
+        self.asked.key.downstream_key(label)
+    }
+
+    /// Becomes the next owner: `Fresh`, with the attempt's number one higher, if the key is still interrupted with this
+    /// token. Else the answer is what the key is now.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::reserve`](crate::Store::reserve).
+    pub fn take_over(self) -> Result<Reserve, Error> {
+        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms: self.asked.ask.lease_ms };
+        let acted = self.asked.engine.call(&self.asked.key, call)?;
+        match acted.answer {
+            Answer::Fresh => Reserve::of(self.asked, acted),
+            Answer::Replay | Answer::InFlight | Answer::Interrupted | Answer::Mismatch | Answer::TooOld | Answer::Done
+            | Answer::Superseded => {
+                let ask = Ask { take_over: false, ..self.asked.ask };
+                Reserve::ask(Asked { ask, ..self.asked }, 0)
+            }
+        }
+    }
+
+    /// Stores the outcome that was found out about, as if the attempt had completed.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
+    pub fn resolve(self, response: &[u8]) -> Result<Completion, Error> {
+        let call = Call::Resolve { token: self.token.to_u64(), body_kept: true };
+        Ok(Completion::of(&self.asked.engine.call_with(&self.asked.key, call, response)?))
+    }
+
+    /// Gives the key back, since it was found out that nothing happened: the next reserve is `Fresh`.
+    ///
+    /// # Errors
+    ///
+    /// `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
+    pub fn release(self) -> Result<Completion, Error> {
+        let call = Call::ReleaseInterrupted { token: self.token.to_u64() };
+        Ok(Completion::of(&self.asked.engine.call(&self.asked.key, call)?))
+    }
+}
+
+impl fmt::Debug for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interrupted").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// The key stands for another request. The stored response is not told: it belongs to that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mismatch {
+    /// When the key was first reserved.
+    pub first_seen: SystemTime,
+    /// What has become of the request it stands for.
+    pub state: KeyState,
+}
+
+impl Mismatch {
+    pub(crate) fn new(state: &State) -> Self {
+        let info = KeyInfo::new(state, Arc::default()).expect("an absent key stands for no request");
+        Self { first_seen: info.first_seen, state: info.state }
+    }
+}
+
+/// The key was issued so long ago that it may already have been forgotten: it must not run as if it were new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TooOld {
+    /// How long the key would have been remembered.
+    pub retention: Duration,
+}
+
+/// A stored response: an owned copy, cheap to clone.
+#[derive(Clone)]
+pub struct Response {
+    bytes: Arc<[u8]>,
+    finished: Finished,
+}
+
+/// What was stored of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// The response, byte for byte.
+    Kept(&'a [u8]),
+    /// The work is done, its response was not stored.
+    NotKept {
+        /// What the completer left to find it by; may be empty.
+        reference: &'a [u8],
+    },
+}
+
+impl Response {
+    pub(crate) fn new(finished: Finished, bytes: Arc<[u8]>) -> Self {
+        Self { bytes, finished }
+    }
+
+    /// What was stored.
+    pub fn body(&self) -> Body<'_> {
+        if self.finished.body_kept { Body::Kept(&self.bytes) } else { Body::NotKept { reference: &self.bytes } }
+    }
+
+    /// When the key was completed, by store time.
+    pub fn completed_at(&self) -> SystemTime {
+        at(self.finished.completed_ms)
+    }
+
+    /// When the key will be forgotten. A replay does not extend it.
+    pub fn expires_at(&self) -> SystemTime {
+        at(self.finished.kept_until_ms)
+    }
+
+    /// Which attempt completed it.
+    pub fn attempt(&self) -> u32 {
+        self.finished.attempt
+    }
+}
+
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("bytes", &self.bytes.len())
+            .field("body_kept", &self.finished.body_kept)
+            .field("attempt", &self.finished.attempt)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! One life of one segment file: how it begins, and what the store must know of it while it lives.
+//!
+//! A file outlives its lives: when every record in it is past its use it is recycled under a new number with a new salt.
+//! A new life begins with both copies of its header written and synced; only then may a record be appended.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::format::{self, HeaderFault, SegmentHeader, StateRecord};
+use crate::storage::{Access, Segment, Storage};
+use crate::sync::{AtomicU64, Ordering};
+
+const NAME_PREFIX: &str = "segment-";
+const NAME_SUFFIX: &str = ".keyonce";
+
+/// The name of segment file `index`. Names say nothing of the order of segments; headers do.
+pub(crate) fn file_name(index: u32) -> String {
+    format!("{NAME_PREFIX}{index:08x}{NAME_SUFFIX}")
+}
+
+/// The index in the name of a segment file of ours.
+pub(crate) fn file_index(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?;
+    let index = u32::from_str_radix(digits, 16).ok()?;
+    (file_name(index) == name).then_some(index)
+}
+
+/// A segment in its present life.
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) name: String,
+    pub(crate) number: u64,
+    pub(crate) first_lsn: u64,
+    pub(crate) bytes: u64,
+    pub(crate) salt: u64,
+    pub(crate) data: Arc<dyn Segment>,
+    /// The newest `kept_until` of a record that was the latest of its key when it was published here. Relaxed: it is
+    /// raised and read under the shard locks' order.
+    newest_kept_until_ms: AtomicU64,
+    /// Keys whose latest record lies here and is unfinished.
+    unfinished: AtomicU64,
+}
+
+impl Life {
+    /// The segment that `header` describes, on `data`.
+    pub(crate) fn new(name: String, header: &SegmentHeader, data: Arc<dyn Segment>) -> Self {
+        Self {
+            name,
+            number: header.number,
+            first_lsn: header.first_lsn,
+            bytes: header.segment_bytes,
+            salt: header.salt,
+            data,
+            newest_kept_until_ms: AtomicU64::new(0),
+            unfinished: AtomicU64::new(0),
+        }
+    }
+
+    /// Gives the file `name` the new life that `header` describes. When this returns, the header is durable.
+    ///
+    /// # Errors
+    ///
+    /// What the storage says; the file is then a spare with no life, or still in its old one.
+    pub(crate) fn begin(data: Arc<dyn Segment>, name: String, header: &SegmentHeader) -> io::Result<Self> {
+        data.write_at(0, &header.encode(0))?;
+        data.write_at(format::BLOCK as u64, &header.encode(1))?;
+        data.sync()?;
+        Ok(Self::new(name, header, data))
+    }
+
+    /// The bytes of the record at `offset`, which a scan has verified or this run has written.
+    pub(crate) fn record(&self, offset: u32) -> &[u8] {
+        let head = self.data.view(offset.into(), format::HEAD_BYTES);
+        self.data.view(offset.into(), record_len(head))
+    }
+
+    /// What the record at `offset` says; it was verified by a scan or written by this run.
+    ///
+    /// # Errors
+    ///
+    /// `Corrupt`, when the bytes have changed since.
+    pub(crate) fn state_record(&self, offset: u32) -> Result<StateRecord<'_>, Error> {
+        format::trusted(self.record(offset), self.first_lsn + u64::from(offset))
+            .map_err(|bad| Error::corrupt(&self.name, offset.into(), &format!("it changed while the store was open: {bad}")))
+    }
+
+    /// The LSN just behind the segment.
+    pub(crate) fn end_lsn(&self) -> u64 {
+        self.first_lsn.saturating_add(self.bytes)
+    }
+
+    /// A record that is the latest of its key now stands here.
+    pub(crate) fn note(&self, kept_until_ms: u64, unfinished: bool) {
+        self.newest_kept_until_ms.fetch_max(kept_until_ms, Ordering::Relaxed);
+        if unfinished {
+            self.unfinished.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// An unfinished record here is no longer the latest of its key.
+    pub(crate) fn note_superseded(&self) {
+        self.unfinished.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// When the last finished key here is past its retention.
+    pub(crate) fn newest_kept_until_ms(&self) -> u64 {
+        self.newest_kept_until_ms.load(Ordering::Relaxed)
+    }
+
+    /// How many unfinished keys have their latest record here.
+    pub(crate) fn unfinished(&self) -> u64 {
+        self.unfinished.load(Ordering::Relaxed)
+    }
+}
+
+/// What a segment file says of itself.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) index: u32,
+    pub(crate) data: Arc<dyn Segment>,
+    /// The newest life of which a header copy verifies.
+    pub(crate) header: Option<SegmentHeader>,
+    /// A copy that does not verify beside one that does, or beside another life's.
+    pub(crate) copies_bad: u32,
+    /// The version that a newer crate wrote.
+    pub(crate) newer: Option<u32>,
+    /// The file holds nothing but zeros where its headers would be.
+    pub(crate) blank: bool,
+}
+
+/// Reads both header copies of a segment file; changes nothing.
+pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Result<Found> {
+    let data = storage.open_segment(name, Access::Read)?;
+    let mut found =
+        Found { name: name.to_owned(), index, data, header: None, copies_bad: 0, newer: None, blank: true };
+    for copy in 0..2_u8 {
+        let mut bytes = [0_u8; format::HEADER_BYTES];
+        let read = found.data.read_at(u64::from(copy) * format::BLOCK as u64, &mut bytes)?;
+        let bytes = bytes.get(..read).unwrap_or_default();
+        found.blank &= bytes.iter().all(|byte| *byte == 0);
+        match SegmentHeader::decode(bytes, copy) {
+            Ok(header) if found.header.as_ref().is_none_or(|other| other.number < header.number) => {
+                found.header = Some(header);
+            }
+            Ok(_) => {}
+            Err(HeaderFault::Version(version)) => found.newer = Some(version),
+            Err(HeaderFault::Blank | HeaderFault::Foreign | HeaderFault::Damaged) => found.copies_bad += 1,
+        }
+    }
+    Ok(found)
+}
+
+/// TODO-LEAD: moves to format.
+fn record_len(head: &[u8]) -> usize {
+    head.get(4..8).and_then(|word| word.try_into().ok()).map_or(0, |word| (u32::from_le_bytes(word) & 0x00ff_ffff) as usize * 8)
+}

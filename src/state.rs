@@ -1,0 +1,466 @@
+//! What may happen to a key, decided without I/O, locks or clocks.
+//!
+//! A key is [`State::Absent`], in flight, interrupted or done. Two pure functions carry the whole protocol:
+//!
+//! - [`decide`] takes a state and a call and says what to answer and which record to append;
+//! - [`apply`] takes a record and says what state the key has once the record stands in the log. It is unconditional:
+//!   of two records of a key the one with the higher LSN wins.
+//!
+//! The live store decides, appends, applies; recovery only applies. Neither function knows time: a state is first
+//! *observed* at a moment ([`State::observed`]), which turns a lapsed lease, a vanished holder and an ended retention
+//! into the state that a caller must see.
+//!
+//! | event | Absent | InFlight | Interrupted | Done |
+//! |---|---|---|---|---|
+//! | reserve, same fingerprint | InFlight: `Fresh`; or `TooOld` | `InFlight` | `Interrupted`; by policy InFlight: `Fresh`, attempt + 1, new token | `Replay` |
+//! | reserve, other fingerprint | as above | `Mismatch` | `Mismatch` | `Mismatch` |
+//! | complete, latest token | `Superseded` | Done | Done | `Superseded` |
+//! | save checkpoint / renew / detach, latest token | `Superseded` | stays | InFlight again | `Superseded` |
+//! | release, latest token | `Superseded` | attempt 1: Absent; later: Interrupted | the same | `Superseded` |
+//! | interrupt / drop, latest token | `Superseded` | Interrupted | Interrupted | `Superseded` |
+//! | reattach, latest token of a detached reservation | `Superseded` | InFlight, if no guard lives (else `InFlight`) | InFlight | `Superseded` |
+//! | any of these, any other token | `Superseded` | `Superseded` | `Superseded` | `Superseded` |
+//! | take over, resolve, release by an `Interrupted` handle | `Superseded` | `Superseded` | acts, only if the token is still the handle's (release: Absent) | `Superseded` |
+//! | forget | nothing to forget | Absent | Absent | Absent |
+//! | lease lapses / holder gone (observed) | - | Interrupted | - | - |
+//! | `kept_until` passes (observed) | - | never while a guard lives | Absent, unless a guard lives | Absent |
+
+use crate::format::{Cause, StateKind, StateRecord};
+use crate::key::Fingerprint;
+use crate::options::Durability;
+
+/// What is known of an unfinished key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owned {
+    /// The LSN of the reservation's first record; 0 only in a [`Write`], where it means "this record's own LSN".
+    pub(crate) token: u64,
+    pub(crate) attempt: u32,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) first_seen_ms: u64,
+    pub(crate) reserved_ms: u64,
+    pub(crate) lease_end_ms: u64,
+    pub(crate) retention_ms: u64,
+    pub(crate) kept_until_ms: u64,
+    pub(crate) durability: Durability,
+    /// The work went on elsewhere: the lease in the record counts, also across a reopen.
+    pub(crate) detached: bool,
+}
+
+/// What is known of a completed key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub(crate) token: u64,
+    pub(crate) attempt: u32,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) first_seen_ms: u64,
+    pub(crate) completed_ms: u64,
+    pub(crate) kept_until_ms: u64,
+    pub(crate) durability: Durability,
+    pub(crate) body_kept: bool,
+}
+
+/// Why and since when nobody is known to work on a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    pub(crate) cause: Cause,
+    pub(crate) since_ms: u64,
+}
+
+/// The state of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Absent,
+    InFlight(Owned),
+    Interrupted(Owned, Stop),
+    Done(Finished),
+}
+
+/// The living guard of a reservation, which only this process knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Guard {
+    /// The lease in memory; a renewal writes nothing as long as the record's `kept_until` leaves room.
+    pub(crate) lease_end_ms: u64,
+}
+
+impl State {
+    /// The state as a caller must see it at `now_ms`. `guard` is the living guard of the state's token, if any.
+    pub(crate) fn observed(self, now_ms: u64, guard: Option<Guard>) -> State {
+        match self {
+            State::Absent => State::Absent,
+            State::Done(finished) if finished.kept_until_ms <= now_ms => State::Absent,
+            State::Done(finished) => State::Done(finished),
+            State::Interrupted(owned, _) | State::InFlight(owned) if guard.is_none() && owned.kept_until_ms <= now_ms => {
+                State::Absent
+            }
+            State::Interrupted(owned, stop) => State::Interrupted(owned, stop),
+            State::InFlight(owned) => {
+                let lease_end_ms = match guard {
+                    Some(guard) => guard.lease_end_ms,
+                    None if owned.detached => owned.lease_end_ms,
+                    None => {
+                        let stop = Stop { cause: Cause::Crash, since_ms: owned.reserved_ms };
+                        return State::Interrupted(owned, stop);
+                    }
+                };
+                if lease_end_ms <= now_ms {
+                    let stop = Stop { cause: Cause::LeaseLapsed, since_ms: lease_end_ms };
+                    State::Interrupted(Owned { lease_end_ms, ..owned }, stop)
+                } else {
+                    State::InFlight(Owned { lease_end_ms, ..owned })
+                }
+            }
+        }
+    }
+
+    /// The token of the latest reservation, if the key has one.
+    pub(crate) fn token(&self) -> Option<u64> {
+        match self {
+            State::Absent => None,
+            State::InFlight(owned) | State::Interrupted(owned, _) => Some(owned.token),
+            State::Done(finished) => Some(finished.token),
+        }
+    }
+
+    /// The level of the record that the state rests on.
+    pub(crate) fn durability(&self) -> Option<Durability> {
+        match self {
+            State::Absent => None,
+            State::InFlight(owned) | State::Interrupted(owned, _) => Some(owned.durability),
+            State::Done(finished) => Some(finished.durability),
+        }
+    }
+}
+
+/// What a reserve asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) retention_ms: u64,
+    pub(crate) lease_ms: u64,
+    pub(crate) durability: Durability,
+    /// Become the next owner of a key whose owner is known to be gone.
+    pub(crate) take_over: bool,
+    /// When the client made the key; older than the retention means that the key may already have been forgotten.
+    pub(crate) issued_at_ms: Option<u64>,
+}
+
+/// A call that acts on one key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call {
+    Reserve(Ask),
+    Complete { token: u64, body_kept: bool },
+    SaveCheckpoint { token: u64, lease_ms: u64 },
+    Renew { token: u64, lease_ms: u64 },
+    Detach { token: u64, lease_ms: u64 },
+    Release { token: u64 },
+    Interrupt { token: u64, cause: Cause },
+    Reattach { token: u64, lease_ms: u64, guard_lives: bool },
+    TakeOver { token: u64, lease_ms: u64 },
+    Resolve { token: u64, body_kept: bool },
+    ReleaseInterrupted { token: u64 },
+    Forget,
+}
+
+/// What the caller is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Fresh,
+    Replay,
+    InFlight,
+    Interrupted,
+    Mismatch,
+    TooOld,
+    /// The act of an owner, a resolver or an operator took effect.
+    Done,
+    Superseded,
+}
+
+/// Which bytes the record to append carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carry {
+    Nothing,
+    /// The bytes that the call brought: a response, a reference, a checkpoint, a reason.
+    Given,
+    /// The checkpoint that the key already has.
+    Checkpoint,
+}
+
+/// A record to append, all but its key and its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) kind: StateKind,
+    pub(crate) owned: Owned,
+    pub(crate) cause: Option<Cause>,
+    /// Lease end of a Reserved record, else the moment at which it happened.
+    pub(crate) mark_ms: u64,
+    pub(crate) body_kept: bool,
+    pub(crate) carry: Carry,
+}
+
+/// What to answer, and what must stand in the log first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) answer: Answer,
+    pub(crate) write: Option<Write>,
+}
+
+impl Decision {
+    fn only(answer: Answer) -> Self {
+        Self { answer, write: None }
+    }
+
+    fn write(answer: Answer, write: Write) -> Self {
+        Self { answer, write: Some(write) }
+    }
+}
+
+/// How an owner's call stands towards the state: only equality of tokens acts.
+enum Standing<'a> {
+    Running(&'a Owned),
+    Stopped(&'a Owned),
+    Superseded,
+}
+
+fn standing(state: &State, token: u64) -> Standing<'_> {
+    match state {
+        State::InFlight(owned) if owned.token == token => Standing::Running(owned),
+        State::Interrupted(owned, _) if owned.token == token => Standing::Stopped(owned),
+        State::InFlight(_) | State::Interrupted(..) | State::Absent | State::Done(_) => Standing::Superseded,
+    }
+}
+
+/// Decides what `call` does to a key in `state` (as observed at `now_ms`).
+pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
+    match *call {
+        Call::Reserve(ask) => reserve(state, &ask, now_ms),
+        Call::Complete { token, body_kept } => match standing(state, token) {
+            Standing::Running(owned) | Standing::Stopped(owned) => done(owned, body_kept, now_ms),
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::SaveCheckpoint { token, lease_ms } => match standing(state, token) {
+            Standing::Running(owned) => Decision::write(Answer::Done, reserved(*owned, Carry::Given)),
+            Standing::Stopped(owned) => {
+                let lease_end_ms = now_ms.saturating_add(lease_ms);
+                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Given))
+            }
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Renew { token, lease_ms } => match standing(state, token) {
+            Standing::Running(owned) if !owned.detached && room_to_renew(owned, now_ms, lease_ms) => {
+                Decision::only(Answer::Done)
+            }
+            Standing::Running(owned) | Standing::Stopped(owned) => {
+                let lease_end_ms = now_ms.saturating_add(lease_ms);
+                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint))
+            }
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Detach { token, lease_ms } => match standing(state, token) {
+            Standing::Running(owned) | Standing::Stopped(owned) => {
+                let lease_end_ms = now_ms.saturating_add(lease_ms);
+                let owned = Owned { lease_end_ms, detached: true, ..*owned };
+                Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
+            }
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Release { token } => match standing(state, token) {
+            Standing::Running(owned) | Standing::Stopped(owned) if owned.attempt > 1 => {
+                interrupted(owned, Cause::Dropped, now_ms)
+            }
+            Standing::Running(owned) | Standing::Stopped(owned) => gone(StateKind::Released, owned, now_ms),
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Interrupt { token, cause } => match standing(state, token) {
+            Standing::Running(owned) | Standing::Stopped(owned) => interrupted(owned, cause, now_ms),
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Reattach { token, lease_ms, guard_lives } => match standing(state, token) {
+            Standing::Running(_) | Standing::Stopped(_) if guard_lives => Decision::only(Answer::InFlight),
+            Standing::Running(owned) | Standing::Stopped(owned) if owned.detached => {
+                let lease_end_ms = now_ms.saturating_add(lease_ms);
+                let owned = Owned { lease_end_ms, detached: false, ..*owned };
+                Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
+            }
+            Standing::Running(_) | Standing::Stopped(_) | Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::TakeOver { token, lease_ms } => match standing(state, token) {
+            Standing::Stopped(owned) => taken_over(owned, owned.retention_ms, lease_ms, owned.durability, now_ms),
+            Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Resolve { token, body_kept } => match standing(state, token) {
+            Standing::Stopped(owned) => done(owned, body_kept, now_ms),
+            Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::ReleaseInterrupted { token } => match standing(state, token) {
+            Standing::Stopped(owned) => gone(StateKind::Released, owned, now_ms),
+            Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        Call::Forget => match state {
+            State::Absent => Decision::only(Answer::Superseded),
+            State::InFlight(owned) | State::Interrupted(owned, _) => forgotten(owned, now_ms),
+            State::Done(finished) => forgotten(&finished.as_owned(), now_ms),
+        },
+    }
+}
+
+/// The state that a key has once `record` is the latest of its records.
+pub(crate) fn apply(record: &StateRecord<'_>) -> State {
+    let owned = Owned {
+        token: record.token,
+        attempt: record.attempt,
+        fingerprint: record.fingerprint,
+        first_seen_ms: record.first_seen_ms,
+        reserved_ms: record.reserved_ms,
+        lease_end_ms: record.mark_ms,
+        retention_ms: record.retention_ms,
+        kept_until_ms: record.kept_until_ms,
+        durability: record.durability,
+        detached: record.detached,
+    };
+    match record.kind {
+        StateKind::Reserved => State::InFlight(owned),
+        StateKind::Interrupted => {
+            let cause = record.cause.unwrap_or(Cause::LeaseLapsed);
+            State::Interrupted(owned, Stop { cause, since_ms: record.mark_ms })
+        }
+        StateKind::Done => State::Done(Finished {
+            token: record.token,
+            attempt: record.attempt,
+            fingerprint: record.fingerprint,
+            first_seen_ms: record.first_seen_ms,
+            completed_ms: record.mark_ms,
+            kept_until_ms: record.kept_until_ms,
+            durability: record.durability,
+            body_kept: record.body_kept,
+        }),
+        StateKind::Released | StateKind::Forgotten => State::Absent,
+    }
+}
+
+fn reserve(state: &State, ask: &Ask, now_ms: u64) -> Decision {
+    match state {
+        State::Absent if ask.issued_at_ms.is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) => {
+            Decision::only(Answer::TooOld)
+        }
+        State::Absent => {
+            let lease_end_ms = now_ms.saturating_add(ask.lease_ms);
+            let owned = Owned {
+                token: 0,
+                attempt: 1,
+                fingerprint: ask.fingerprint,
+                first_seen_ms: now_ms,
+                reserved_ms: now_ms,
+                lease_end_ms,
+                retention_ms: ask.retention_ms,
+                kept_until_ms: 0,
+                durability: ask.durability,
+                detached: false,
+            };
+            Decision::write(Answer::Fresh, reserved(owned, Carry::Nothing))
+        }
+        State::InFlight(Owned { fingerprint, .. })
+        | State::Interrupted(Owned { fingerprint, .. }, _)
+        | State::Done(Finished { fingerprint, .. })
+            if *fingerprint != ask.fingerprint =>
+        {
+            Decision::only(Answer::Mismatch)
+        }
+        State::InFlight(_) => Decision::only(Answer::InFlight),
+        State::Interrupted(owned, stop) => match stop.cause {
+            Cause::Crash | Cause::Dropped | Cause::Reported if ask.take_over => {
+                let durability = owned.durability.stronger(ask.durability);
+                taken_over(owned, ask.retention_ms, ask.lease_ms, durability, now_ms)
+            }
+            // The owner of a lapsed lease may still be at work: only a caller that names the reservation takes over.
+            Cause::Crash | Cause::Dropped | Cause::Reported | Cause::LeaseLapsed => Decision::only(Answer::Interrupted),
+        },
+        State::Done(_) => Decision::only(Answer::Replay),
+    }
+}
+
+/// A renewal needs no record while the lease leaves a whole retention before the key would be forgotten.
+fn room_to_renew(owned: &Owned, now_ms: u64, lease_ms: u64) -> bool {
+    now_ms.saturating_add(lease_ms).saturating_add(owned.retention_ms) <= owned.kept_until_ms
+}
+
+/// A Reserved record. It keeps the key for two retentions beyond the lease, so that renewals seldom need another.
+fn reserved(owned: Owned, carry: Carry) -> Write {
+    let kept_until_ms = owned.lease_end_ms.saturating_add(owned.retention_ms.saturating_mul(2));
+    Write {
+        kind: StateKind::Reserved,
+        owned: Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), ..owned },
+        cause: None,
+        mark_ms: owned.lease_end_ms,
+        body_kept: true,
+        carry,
+    }
+}
+
+fn taken_over(owned: &Owned, retention_ms: u64, lease_ms: u64, durability: Durability, now_ms: u64) -> Decision {
+    let next = Owned {
+        token: 0,
+        attempt: owned.attempt.saturating_add(1),
+        reserved_ms: now_ms,
+        lease_end_ms: now_ms.saturating_add(lease_ms),
+        retention_ms,
+        durability,
+        detached: false,
+        ..*owned
+    };
+    Decision::write(Answer::Fresh, reserved(next, Carry::Checkpoint))
+}
+
+fn done(owned: &Owned, body_kept: bool, now_ms: u64) -> Decision {
+    let owned = Owned { kept_until_ms: now_ms.saturating_add(owned.retention_ms), detached: false, ..*owned };
+    Decision::write(
+        Answer::Done,
+        Write { kind: StateKind::Done, owned, cause: None, mark_ms: now_ms, body_kept, carry: Carry::Given },
+    )
+}
+
+fn interrupted(owned: &Owned, cause: Cause, since_ms: u64) -> Decision {
+    let kept_until_ms = owned.lease_end_ms.max(since_ms).saturating_add(owned.retention_ms);
+    let owned = Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), detached: false, ..*owned };
+    Decision::write(
+        Answer::Done,
+        Write {
+            kind: StateKind::Interrupted,
+            owned,
+            cause: Some(cause),
+            mark_ms: since_ms,
+            body_kept: true,
+            carry: Carry::Checkpoint,
+        },
+    )
+}
+
+/// A record after which the key is Absent. It is kept as long as the records it lies over.
+fn gone(kind: StateKind, owned: &Owned, now_ms: u64) -> Decision {
+    let carry = match kind {
+        StateKind::Forgotten => Carry::Given,
+        StateKind::Reserved | StateKind::Interrupted | StateKind::Done | StateKind::Released => Carry::Nothing,
+    };
+    let owned = Owned { detached: false, ..*owned };
+    Decision::write(Answer::Done, Write { kind, owned, cause: None, mark_ms: now_ms, body_kept: true, carry })
+}
+
+fn forgotten(owned: &Owned, now_ms: u64) -> Decision {
+    gone(StateKind::Forgotten, owned, now_ms)
+}
+
+impl Finished {
+    fn as_owned(&self) -> Owned {
+        Owned {
+            token: self.token,
+            attempt: self.attempt,
+            fingerprint: self.fingerprint,
+            first_seen_ms: self.first_seen_ms,
+            reserved_ms: self.first_seen_ms,
+            lease_end_ms: self.completed_ms,
+            retention_ms: self.kept_until_ms.saturating_sub(self.completed_ms),
+            kept_until_ms: self.kept_until_ms,
+            durability: self.durability,
+            detached: false,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What a store tells of itself: counters, and what opening it found.
+
+/// What opening the store found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenReport {
+    /// The store did not exist and was created.
+    pub created: bool,
+    /// The last run closed the store; `false` after a crash, a kill or a failure.
+    pub clean: bool,
+    /// Segments that were read.
+    pub segments: u64,
+    /// Records that were read, of any age.
+    pub records: u64,
+    /// Keys that are remembered, finished or not.
+    pub keys: u64,
+    /// Keys whose owner is gone without having finished.
+    pub interrupted: u64,
+    /// Records or holes at the end of the log that a crash had torn: never acknowledged, skipped.
+    pub torn: u64,
+    /// Records that were copied, because only the page cache vouched for them or their segment was nearly empty.
+    pub copied: u64,
+    /// Header copies that failed their check beside a sound one.
+    pub header_copies_bad: u64,
+    /// Milliseconds by which the wall clock had jumped beyond what is believed; store time does not follow it.
+    pub clock_jump_held_ms: u64,
+}
+
+/// Counters and sizes of an open store, as of one moment.
+///
+/// Counters begin at zero at each opening.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Reserves that were answered `Fresh`, take-overs included.
+    pub fresh: u64,
+    /// Reserves that were answered `Replay`.
+    pub replays: u64,
+    /// Reserves that were answered `InFlight`.
+    pub in_flight: u64,
+    /// Reserves that were answered `Interrupted`.
+    pub interrupted: u64,
+    /// Reserves that were answered `Mismatch`.
+    pub mismatches: u64,
+    /// Reserves that were answered `TooOld`.
+    pub too_old: u64,
+    /// Responses that were stored.
+    pub completed: u64,
+    /// Reservations that were given back.
+    pub released: u64,
+    /// Acts of an owner that was no longer the latest.
+    pub superseded: u64,
+    /// Interrupted keys whose retention passed before anybody resolved them.
+    pub expired_unresolved: u64,
+    /// Reservations whose guard lives now.
+    pub guards: u64,
+    /// Index entries: keys, among them some past their retention that nothing has overwritten yet.
+    pub keys: u64,
+    /// Bytes of memory of the index.
+    pub index_bytes: u64,
+    /// Live segments, and their bytes.
+    pub segments: u64,
+    /// Bytes of the live segments.
+    pub log_bytes: u64,
+    /// Data syncs of the log since opening.
+    pub syncs: u64,
+}
+
+impl Stats {
+    /// Adds the counters of one shard.
+    pub(crate) fn add(&mut self, other: &Stats) {
+        self.fresh += other.fresh;
+        self.replays += other.replays;
+        self.in_flight += other.in_flight;
+        self.interrupted += other.interrupted;
+        self.mismatches += other.mismatches;
+        self.too_old += other.too_old;
+        self.completed += other.completed;
+        self.released += other.released;
+        self.superseded += other.superseded;
+        self.expired_unresolved += other.expired_unresolved;
+    }
+}
