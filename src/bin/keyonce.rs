@@ -1,0 +1,2 @@
+//! The program `keyonce`.
+fn main() {}

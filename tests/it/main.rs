@@ -1,0 +1,5 @@
+//! The crate's promises, kept through its public interface. One binary, so that it links once.
+#![cfg(not(loom))]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should panic")]
+
+mod smoke;
