@@ -16,7 +16,7 @@ use std::time::Duration;
 use crossbeam::utils::CachePadded;
 
 use crate::commit::Commit;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::format::{Cause, Draft, StateKind, StateRecord};
 use crate::helper::Helper;
 use crate::index::{self, Address, IndexShard};
@@ -33,6 +33,11 @@ use crate::wait::Bell;
 
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
 pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// The index is swept each time this part of the live segments has retired.
+const SWEEPS_A_WINDOW: u64 = 8;
+/// How many buckets a sweep looks at before it lets the shard's callers in.
+const SWEEP_BUCKETS: usize = 512;
 
 /// A store at work.
 pub(crate) struct Engine {
@@ -477,6 +482,7 @@ impl Engine {
                 return;
             }
             self.log.retire(over.number, || self.pass_through_shards());
+            self.sweep();
         }
     }
 
@@ -521,20 +527,25 @@ impl Engine {
         self.settle(end_lsn, Durability::PowerLoss)
     }
 
-    /// After this, nobody looks at a record of a segment that was dead before it. Sweeps in time for the index to tell live
-    /// segment numbers from dead ones.
+    /// After this, nobody looks at a record of a segment that was dead before it.
     fn pass_through_shards(&self) {
-        let oldest_live = self.log.oldest_live();
-        let sweep = oldest_live - self.swept_at.load(Ordering::Relaxed) >= index::SEGMENT_SPAN_MAX / 2;
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            if sweep {
-                shard.index.sweep(oldest_live);
-            }
+            drop(shard.lock());
         }
-        if sweep {
-            self.swept_at.store(oldest_live, Ordering::Relaxed);
+    }
+
+    /// Sweeps the index in small steps, several times a window, so that misses stay short and no segment number comes back
+    /// while a slot still names its earlier bearer.
+    fn sweep(&self) {
+        let oldest_live = self.log.oldest_live();
+        let span = self.log.segments() / SWEEPS_A_WINDOW;
+        if oldest_live - self.swept_at.load(Ordering::Relaxed) <= span {
+            return;
         }
+        for shard in &self.shards {
+            while !shard.lock().index.sweep_some(oldest_live, SWEEP_BUCKETS) {}
+        }
+        self.swept_at.store(oldest_live, Ordering::Relaxed);
     }
 
     /// Makes durable all that was appended before the call.

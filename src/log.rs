@@ -228,6 +228,11 @@ impl Log {
         self.oldest_live.load(Ordering::Acquire)
     }
 
+    /// How many segments are alive.
+    pub(crate) fn segments(&self) -> u64 {
+        self.live.read().iter().count() as u64
+    }
+
     /// Appends a record.
     ///
     /// # Errors
