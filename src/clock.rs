@@ -228,11 +228,6 @@ impl StoreTime {
         })
     }
 
-    /// The clock beneath, for sleeping and for the wall reading.
-    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
-        &self.clock
-    }
-
     /// Store time at a reading of the boot clock, or the largest time told so far if that is later.
     fn told_at(&self, boot_ms: u64) -> u64 {
         let ms = self

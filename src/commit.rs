@@ -49,7 +49,13 @@ impl Commit {
     /// A log that is durable up to `synced`.
     pub(crate) fn new(synced: u64) -> Self {
         Self {
-            state: Mutex::new(State { synced, leading: false, failure: None, waiting: VecDeque::new(), syncs: 0 }),
+            state: Mutex::new(State {
+                synced,
+                leading: false,
+                failure: None,
+                waiting: VecDeque::new(),
+                syncs: 0,
+            }),
             durable: AtomicU64::new(synced),
             failed: AtomicBool::new(false),
         }
@@ -67,7 +73,11 @@ impl Commit {
 
     /// The failure that ended all writing, if there was one.
     pub(crate) fn failure(&self) -> Option<Error> {
-        if self.failed.load(Ordering::Acquire) { self.state.lock().failure.clone() } else { None }
+        if self.failed.load(Ordering::Acquire) {
+            self.state.lock().failure.clone()
+        } else {
+            None
+        }
     }
 
     /// Ends all writing: the bytes in the page cache can no longer be trusted to be those on the disk.
@@ -101,7 +111,11 @@ impl Commit {
                 return Err(failure.clone());
             }
             if state.leading {
-                let waiter = Arc::new(Waiter { lsn, woken: Mutex::new(false), bell: Condvar::new() });
+                let waiter = Arc::new(Waiter {
+                    lsn,
+                    woken: Mutex::new(false),
+                    bell: Condvar::new(),
+                });
                 state.waiting.push_back(Arc::clone(&waiter));
                 drop(state);
                 waiter.sleep();
@@ -116,18 +130,15 @@ impl Commit {
 
     fn lead(&self, sync: &dyn Fn() -> Result<u64, Error>) {
         // A panic in the sync must not leave the others waiting for a leader who is gone.
-        let mut turn = Turn { commit: self, result: Err(Error::new(ErrorKind::Poisoned, "the thread that synced panicked")) };
+        let mut turn = Turn {
+            commit: self,
+            result: Err(Error::new(ErrorKind::Poisoned, "the thread that synced panicked")),
+        };
         turn.result = sync();
     }
 
     fn fail(&self, state: &mut State, cause: &Error) -> Error {
-        let failure = state.failure.get_or_insert_with(|| {
-            Error::with_source(
-                ErrorKind::Poisoned,
-                "a write or a sync of the log failed; close the store and open it again",
-                cause.clone(),
-            )
-        });
+        let failure = state.failure.get_or_insert_with(|| Error::poisoned(cause.clone()));
         self.failed.store(true, Ordering::Release);
         failure.clone()
     }
@@ -157,7 +168,11 @@ impl Drop for Turn<'_> {
         // The next leader first, so that the device does not idle while the others wake.
         let synced = state.synced;
         let all = state.failure.is_some();
-        let successor = if all { None } else { state.waiting.iter().position(|waiter| waiter.lsn > synced) };
+        let successor = if all {
+            None
+        } else {
+            state.waiting.iter().position(|waiter| waiter.lsn > synced)
+        };
         let successor = successor.and_then(|at| state.waiting.remove(at));
         let waiting = std::mem::take(&mut state.waiting);
         let (woken, waiting) = waiting.into_iter().partition(|waiter| all || waiter.lsn <= synced);

@@ -55,6 +55,8 @@ pub(crate) struct Engine {
     /// Oldest live number at which every shard was last swept.
     swept_at: AtomicU64,
     closing: Mutex<Closing>,
+    /// One caller closes at a time; a second one waits and is told what the first did.
+    turn_to_close: Mutex<()>,
     helper: Helper,
     /// What the clock calls when it was moved by hand.
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
@@ -136,7 +138,12 @@ impl Engine {
         with_helper: bool,
     ) -> Result<Arc<Self>, Error> {
         let shards = opened.shards.into_iter().map(|index| {
-            let shard = Shard { index, held: HashMap::new(), draft: Draft::new(), counts: Stats::default() };
+            let shard = Shard {
+                index,
+                held: HashMap::new(),
+                draft: Draft::new(),
+                counts: Stats::default(),
+            };
             CachePadded::new(Mutex::new(shard))
         });
         let engine = Arc::new(Self {
@@ -149,7 +156,11 @@ impl Engine {
             report: opened.report,
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
+            closing: Mutex::new(Closing {
+                lock: Some(lock),
+                ..Closing::default()
+            }),
+            turn_to_close: Mutex::new(()),
             helper: Helper::default(),
             on_clock_move: Mutex::new(None),
         });
@@ -194,7 +205,9 @@ impl Engine {
             let bell = Arc::new(Bell::new());
             let acted = self.act(key, |_| Call::Reserve(ask), &[], ask.durability, Some(&bell))?;
             let now_ms = self.now_ms();
-            let State::InFlight(owned) = &acted.state else { return Ok(acted) };
+            let State::InFlight(owned) = &acted.state else {
+                return Ok(acted);
+            };
             if acted.answer != Answer::InFlight {
                 return Ok(acted);
             }
@@ -216,7 +229,13 @@ impl Engine {
 
     /// As [`Engine::call_of_guard`], with the bytes that the record is to carry.
     pub(crate) fn call_of_guard_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
-        let guarded = |guard: Option<Guard>| if guard.is_some() { call } else { Call::Release { token: 0 } };
+        let guarded = |guard: Option<Guard>| {
+            if guard.is_some() {
+                call
+            } else {
+                Call::Release { token: 0 }
+            }
+        };
         self.act(key, guarded, given, self.options.durability, None)
     }
 
@@ -240,7 +259,11 @@ impl Engine {
 
     /// Goes on with a detached reservation.
     pub(crate) fn reattach(&self, key: &Key, token: u64, lease_ms: u64) -> Result<Acted, Error> {
-        let call = |guard: Option<Guard>| Call::Reattach { token, lease_ms, guard_lives: guard.is_some() };
+        let call = |guard: Option<Guard>| Call::Reattach {
+            token,
+            lease_ms,
+            guard_lives: guard.is_some(),
+        };
         self.act(key, call, &[], self.options.durability, None)
     }
 
@@ -311,10 +334,22 @@ impl Engine {
                 }
                 let payload = match answer {
                     Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload()?,
-                    Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => Arc::default(),
+                    Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => {
+                        Arc::default()
+                    }
                 };
-                let rests_on = look.latest.as_ref().map(|latest| (latest.end_lsn, latest.durability.stronger(level)));
-                (Acted { answer, state: look.state, payload }, rests_on)
+                let rests_on = look
+                    .latest
+                    .as_ref()
+                    .map(|latest| (latest.end_lsn, latest.durability.stronger(level)));
+                (
+                    Acted {
+                        answer,
+                        state: look.state,
+                        payload,
+                    },
+                    rests_on,
+                )
             }
         };
         drop(shard);
@@ -328,7 +363,8 @@ impl Engine {
             self.housekeeping_is_due();
         }
         if let Some((end_lsn, level)) = rests_on {
-            self.settle(end_lsn, level).inspect_err(|_| self.let_guard_go(hash, &acted))?;
+            self.settle(end_lsn, level)
+                .inspect_err(|_| self.let_guard_go(hash, &acted))?;
         }
         Ok(acted)
     }
@@ -379,13 +415,17 @@ impl Engine {
             record.token = appended.lsn;
         }
         let found = look.latest.as_ref().map(|latest| latest.found);
-        shard.index.publish(hash, self.log.oldest_live(), found, appended.address);
+        shard
+            .index
+            .publish(hash, self.log.oldest_live(), found, appended.address);
         if let Some(latest) = look.latest.as_ref().filter(|latest| latest.unfinished) {
             latest.life.note_superseded();
         }
         let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
         let live = self.log.live().read();
-        let life = live.get(appended.address.segment).expect("what was just appended is alive");
+        let life = live
+            .get(appended.address.segment)
+            .expect("what was just appended is alive");
         life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
         Ok((state::apply(&record), appended))
     }
@@ -395,17 +435,25 @@ impl Engine {
         let live = self.log.live().read();
         let found = shard.index.find(hash, oldest_live, |address| {
             live.get(address.segment).is_some_and(|life| {
-                life.state_record(address.offset).is_ok_and(|record| record.scope == key.scope() && record.id == key.id())
+                life.state_record(address.offset)
+                    .is_ok_and(|record| record.scope == key.scope() && record.id == key.id())
             })
         });
         let Some(found) = found else {
-            return Ok(Look { state: State::Absent, latest: None, guard: None });
+            return Ok(Look {
+                state: State::Absent,
+                latest: None,
+                guard: None,
+            });
         };
         let address = found.address;
         let life = live.get(address.segment).expect("the key was just compared there");
         let record = life.state_record(address.offset)?;
         let state = state::apply(&record);
-        let guard = state.token().and_then(|token| shard.held.get(&token)).and_then(|held| held.guard);
+        let guard = state
+            .token()
+            .and_then(|token| shard.held.get(&token))
+            .and_then(|held| held.guard);
         let latest = Latest {
             found,
             end_lsn: life.first_lsn + u64::from(address.offset) + life.record(address.offset).len() as u64,
@@ -414,7 +462,11 @@ impl Engine {
             life: Arc::clone(life),
             address,
         };
-        Ok(Look { state: state.observed(now_ms, guard), latest: Some(latest), guard })
+        Ok(Look {
+            state: state.observed(now_ms, guard),
+            latest: Some(latest),
+            guard,
+        })
     }
 
     /// Returns once an answer that rests on the log up to `end_lsn` survives what `level` names.
@@ -433,11 +485,17 @@ impl Engine {
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        self.shards.get(recovery::shard_of(hash, SHARDS)).expect("a shard's number is below the number of shards")
+        self.shards
+            .get(recovery::shard_of(hash, SHARDS))
+            .expect("a shard's number is below the number of shards")
     }
 
     fn refuse_closed(&self) -> Result<(), Error> {
-        if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+        if self.closed.load(Ordering::Acquire) {
+            Err(Error::closed())
+        } else {
+            Ok(())
+        }
     }
 
     fn take_off(&self, key: &Key, token: u64, bell: &Arc<Bell>) {
@@ -452,7 +510,12 @@ impl Engine {
 
     fn ring_all(&self) {
         for shard in &self.shards {
-            let bells: Vec<_> = shard.lock().held.values().flat_map(|held| held.bells.iter().cloned()).collect();
+            let bells: Vec<_> = shard
+                .lock()
+                .held
+                .values()
+                .flat_map(|held| held.bells.iter().cloned())
+                .collect();
             for bell in bells {
                 bell.ring();
             }
@@ -492,8 +555,12 @@ impl Engine {
         let oldest_live = self.log.oldest_live();
         let mut end_lsn = 0;
         for shard in &self.shards {
-            let addresses: Vec<_> =
-                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
+            let addresses: Vec<_> = shard
+                .lock()
+                .index
+                .addresses(oldest_live)
+                .filter(|address| address.segment == number)
+                .collect();
             for address in addresses {
                 let mut shard = shard.lock();
                 self.refuse_closed()?;
@@ -504,7 +571,9 @@ impl Engine {
                 let hash = self.seed.hash(record.scope, record.id);
                 let latest = shard.index.find(hash, oldest_live, |other| other == address);
                 let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-                let (Some(found), true) = (latest, unfinished) else { continue };
+                let (Some(found), true) = (latest, unfinished) else {
+                    continue;
+                };
                 let guard = shard.held.get(&record.token).and_then(|held| held.guard);
                 life.note_superseded();
                 if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
@@ -570,12 +639,15 @@ impl Engine {
             stats.log_bytes += life.bytes;
         }
         stats.syncs = self.commit.syncs();
+        let jump = self.log.time().jump_while_open();
+        stats.clock_jump_held_ms = jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms));
         stats
     }
 
     /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is free.
     /// Once closed, stays so; a second call tells what the first one did.
     pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
+        let _turn = self.turn_to_close.lock();
         if let Some(report) = self.closing.lock().report {
             return Ok(report);
         }
@@ -605,7 +677,10 @@ impl Engine {
             let bell = Arc::new(Bell::new());
             self.closing.lock().waiter = Some(Arc::clone(&bell));
             self.draining.store(true, Ordering::Release);
-            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let guards = self
+                .shards
+                .iter()
+                .any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
             let now_ms = self.now_ms();
             if !guards || now_ms >= deadline_ms {
                 self.closing.lock().waiter = None;
@@ -646,9 +721,14 @@ impl Engine {
         let life = Arc::clone(life);
         drop(live);
         let record = life.state_record(address.offset)?;
-        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
+        let call = Call::Interrupt {
+            token,
+            cause: Cause::LeaseLapsed,
+        };
         let state = state::apply(&record);
-        let Some(write) = state::decide(&state, &call, self.now_ms()).write else { return Ok(()) };
+        let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
+            return Ok(());
+        };
         shard.draft.refill(&StateRecord {
             kind: write.kind,
             cause: write.cause,
@@ -676,7 +756,10 @@ impl Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("log", &self.log).field("commit", &self.commit).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("log", &self.log)
+            .field("commit", &self.commit)
+            .finish_non_exhaustive()
     }
 }
 
@@ -695,8 +778,17 @@ impl Shard {
                 if let Some(before) = look.state.token() {
                     bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
                 }
-                let guard = Some(Guard { lease_end_ms: owned.lease_end_ms });
-                self.held.insert(owned.token, Held { guard, address: Some(address), bells: Vec::new() });
+                let guard = Some(Guard {
+                    lease_end_ms: owned.lease_end_ms,
+                });
+                self.held.insert(
+                    owned.token,
+                    Held {
+                        guard,
+                        address: Some(address),
+                        bells: Vec::new(),
+                    },
+                );
             }
             (Call::SaveCheckpoint { .. } | Call::Renew { .. }, State::InFlight(owned)) => {
                 if let Some(held) = self.held.get_mut(&owned.token) {

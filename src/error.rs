@@ -133,7 +133,10 @@ impl Error {
 
     /// An act on a reservation that is no longer the latest of its key, where only an error can say so.
     pub(crate) fn superseded() -> Self {
-        Self::new(ErrorKind::Cancelled, "the reservation is no longer the latest of its key")
+        Self::new(
+            ErrorKind::Cancelled,
+            "the reservation is no longer the latest of its key",
+        )
     }
 
     /// What every call gets after the first failed write or sync, with that failure beneath it.

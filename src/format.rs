@@ -179,9 +179,9 @@ mod record;
 pub(crate) use self::draft::Draft;
 pub(crate) use self::header::{HeaderFault, Role, SegmentHeader, StoreFile, StoreFileFault};
 pub use self::record::Cause;
-pub(crate) use self::record::{
-    Bad, Closed, Next, Record, Sealed, Seen, StateKind, StateRecord, checked_head, trusted, verify,
-};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use self::record::Seen;
+pub(crate) use self::record::{Bad, Closed, Next, Record, StateKind, StateRecord, trusted, verify};
 
 /// The version of the format that this file specifies.
 pub(crate) const VERSION: u32 = 1;
@@ -220,6 +220,7 @@ pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 pub(crate) const RECORD_BYTES_MAX: usize = state_record_bytes(255, 255, PAYLOAD_BYTES_MAX);
 
 /// The largest Pad in bytes: what the length field can tell.
+#[cfg(any(test, feature = "testing"))]
 pub(crate) const PAD_BYTES_MAX: usize = LENGTH_UNITS_MAX as usize * UNIT_BYTES;
 
 /// The largest time that fits a `u48` field, in milliseconds.

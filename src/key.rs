@@ -15,10 +15,10 @@ use std::str::FromStr;
 use siphasher::sip::SipHasher13;
 
 /// The longest id, in bytes.
-pub const ID_BYTES_MAX: usize = 255;
+pub(crate) const ID_BYTES_MAX: usize = 255;
 
 /// The longest scope, in bytes.
-pub const SCOPE_BYTES_MAX: usize = 255;
+pub(crate) const SCOPE_BYTES_MAX: usize = 255;
 
 /// Sets downstream keys apart from every other use of BLAKE3. Frozen.
 const DOWNSTREAM_CONTEXT: &str = "keyonce 2026 downstream key v1";
@@ -51,6 +51,11 @@ pub struct Key {
 }
 
 impl Key {
+    /// The longest id, in bytes.
+    pub const ID_BYTES_MAX: usize = ID_BYTES_MAX;
+    /// The longest scope, in bytes.
+    pub const SCOPE_BYTES_MAX: usize = SCOPE_BYTES_MAX;
+
     /// Makes a key of a scope of 0 to 255 bytes and an id of 1 to 255 bytes.
     ///
     /// # Errors

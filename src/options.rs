@@ -272,7 +272,6 @@ impl Options {
             on_drop: self.on_drop,
             retention_ms,
             keys,
-            response_bytes,
             response_bytes_max: self.response_bytes_max,
             segment_bytes_first,
             segment_bytes_plan,
@@ -317,8 +316,6 @@ pub(crate) struct Checked {
     pub(crate) retention_ms: u64,
     /// The planned number of keys in a window.
     pub(crate) keys: u64,
-    /// The response that each unfinished key keeps room for.
-    pub(crate) response_bytes: usize,
     pub(crate) response_bytes_max: usize,
     /// The size of the first segments: the smallest that holds two of the largest records.
     pub(crate) segment_bytes_first: u64,
@@ -473,6 +470,10 @@ mod tests {
 
     use super::*;
 
+    fn options_response_bytes(options: &Options) -> usize {
+        options.checked_response_bytes().unwrap()
+    }
+
     const NANOSECOND: Duration = Duration::from_nanos(1);
     const LONGEST: Duration = Duration::from_millis(DURATION_MS_MAX);
     const KIB: u64 = 1 << 10;
@@ -505,7 +506,7 @@ mod tests {
         assert_eq!(checked.on_drop, OnDrop::Interrupt);
         assert_eq!(checked.retention_ms, 86_400_000);
         assert_eq!(checked.keys, 17_280_000);
-        assert_eq!(checked.response_bytes, 1024);
+        assert_eq!(options_response_bytes(&Options::default()), 1024);
         assert_eq!(checked.response_bytes_max, 1_048_576);
         assert_eq!(checked.lock_wait, Duration::ZERO);
         assert_eq!(checked.clock_jump_max_ms, 7 * 86_400_000);
@@ -576,10 +577,10 @@ mod tests {
     #[test]
     fn response_sizes_are_checked_at_their_limits() {
         let max = |bytes| Options::new().response_bytes_max(bytes);
-        assert_eq!(accepted(max(0)).response_bytes, 0);
-        assert_eq!(accepted(max(1)).response_bytes, 1);
-        assert_eq!(accepted(max(1023)).response_bytes, 1023);
-        assert_eq!(accepted(max(1025)).response_bytes, 1024);
+        assert_eq!(options_response_bytes(&max(0)), 0);
+        assert_eq!(options_response_bytes(&max(1)), 1);
+        assert_eq!(options_response_bytes(&max(1023)), 1023);
+        assert_eq!(options_response_bytes(&max(1025)), 1024);
         assert_eq!(
             accepted(max(RESPONSE_BYTES_LIMIT - 1)).response_bytes_max,
             RESPONSE_BYTES_LIMIT - 1
@@ -591,7 +592,7 @@ mod tests {
         refused(max(RESPONSE_BYTES_LIMIT + 1), "response_bytes_max");
         refused(max(usize::MAX), "response_bytes_max");
         for bytes in [0, 1, 1999, 2000] {
-            assert_eq!(accepted(max(2000).response_bytes(bytes)).response_bytes, bytes);
+            assert_eq!(options_response_bytes(&max(2000).response_bytes(bytes)), bytes);
         }
         refused(max(2000).response_bytes(2001), "response_bytes");
         refused(max(0).response_bytes(1), "response_bytes");

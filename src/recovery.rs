@@ -19,16 +19,16 @@
 //! Every run appends only to segments whose header it wrote itself, and its LSNs begin beyond the range of every header
 //! seen, so no token is ever given twice.
 
+mod survey;
+
 use std::sync::Arc;
 
-use crate::clock::{StoreTime, TimeMark};
+use self::survey::{Copies, Intervals, Link, Scan, Survey};
+use crate::clock::StoreTime;
 use crate::commit::Commit;
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
-use crate::format::{
-    self, Bad, Draft, Next, Record, Role, STORE_FILE_BYTES, SegmentHeader, StateKind, StateRecord, StoreFile,
-    StoreFileFault,
-};
+use crate::format::{self, Draft, Role, STORE_FILE_BYTES, StateKind, StateRecord, StoreFile, StoreFileFault};
 use crate::index::{self, Address, IndexShard};
 use crate::key::HashSeed;
 use crate::log::{Live, Log, Past, Run, Spare, Start};
@@ -103,25 +103,30 @@ pub(crate) fn open(
         let store = read_store_file(&*storage)?;
         let survey = Survey::take(&store, files)?;
         survey.judge()?;
-        survey.recover(storage, entropy, options, &store, shard_count)
+        recover(survey, storage, entropy, options, &store, shard_count)
     } else {
         create(storage, entropy, options, files, shard_count)
     }
 }
 
 fn list(storage: &dyn Storage) -> Result<Vec<String>, Error> {
-    storage.list().map_err(|error| Error::io("listing the directory", error))
+    storage
+        .list()
+        .map_err(|error| Error::io("listing the directory", error))
 }
 
 fn read_store_file(storage: &dyn Storage) -> Result<StoreFile, Error> {
-    let bytes = storage.read(STORE_FILE, STORE_FILE_BYTES).or_else(|error| match error.kind() {
-        std::io::ErrorKind::FileTooLarge => Err(Error::corrupt(STORE_FILE, 0, "longer than a store file")),
-        _ => Err(Error::io(format!("reading {STORE_FILE}"), error)),
-    })?;
+    let bytes = storage
+        .read(STORE_FILE, STORE_FILE_BYTES)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::FileTooLarge => Error::corrupt(STORE_FILE, 0, "longer than a store file"),
+            _ => Error::io(format!("reading {STORE_FILE}"), error),
+        })?;
     StoreFile::decode(&bytes).map_err(|fault| match fault {
-        StoreFileFault::Foreign => {
-            Error::new(ErrorKind::ForeignDirectory, format!("{STORE_FILE} was not written by this crate"))
-        }
+        StoreFileFault::Foreign => Error::new(
+            ErrorKind::ForeignDirectory,
+            format!("{STORE_FILE} was not written by this crate"),
+        ),
         StoreFileFault::Version(version) => unsupported(STORE_FILE, version),
         StoreFileFault::Damaged => Error::corrupt(STORE_FILE, 0, "its checksum fails"),
     })
@@ -150,553 +155,245 @@ fn create(
             None => found.blank,
         };
         if !half_made {
-            return Err(Error::corrupt(STORE_FILE, 0, &format!("it is missing beside {}", found.name)));
+            return Err(Error::corrupt(
+                STORE_FILE,
+                0,
+                &format!("it is missing beside {}", found.name),
+            ));
         }
     }
     for found in files {
         let name = found.name.clone();
         drop(found);
-        storage.remove(&name).map_err(|error| Error::io(format!("removing the half-made {name}"), error))?;
+        storage
+            .remove(&name)
+            .map_err(|error| Error::io(format!("removing the half-made {name}"), error))?;
     }
     let (time, _) = StoreTime::start(Arc::clone(&options.clock), None, options.clock_jump_max_ms);
-    let failed = |error| Error::io("drawing random numbers", error);
     let store = StoreFile {
-        store_id: entropy.bytes().map_err(failed)?,
-        hash_seed: entropy.bytes().map_err(failed)?,
+        store_id: entropy.bytes().map_err(no_entropy)?,
+        hash_seed: entropy.bytes().map_err(no_entropy)?,
         created_ms: time.now_ms(),
     };
-    let run = Run {
-        storage: Arc::clone(&storage),
-        store_id: store.store_id,
-        run_id: entropy.bytes().map_err(failed)?,
+    let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
+    let start = Start {
+        previous: 0,
+        first_lsn: 0,
+        bytes: options.segment_bytes_first,
+        role: Role::Rolled,
+    };
+    let past = Past {
+        newest_number: 0,
+        oldest_live: 1,
+        synced_lsn: 0,
+        spares: Vec::new(),
+        next_index: 1,
+    };
+    let log = Log::begin(run, start, Vec::new(), past)?;
+    storage
+        .publish(STORE_FILE, &store.encode())
+        .map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))?;
+    let commit = Commit::new(format::DATA_START);
+    let shards = new_shards(shard_count, options, 0);
+    let report = OpenReport {
+        created: true,
+        clean: true,
+        ..OpenReport::default()
+    };
+    Ok(Opened {
+        log,
+        commit,
+        shards,
+        seed: HashSeed(store.hash_seed),
+        report,
+    })
+}
+
+fn no_entropy(error: std::io::Error) -> Error {
+    Error::io("drawing random numbers", error)
+}
+
+fn new_run(
+    storage: Arc<dyn Storage>,
+    entropy: Entropy,
+    time: StoreTime,
+    store_id: [u8; 16],
+    options: &Checked,
+) -> Result<Run, Error> {
+    Ok(Run {
+        storage,
+        store_id,
+        run_id: entropy.bytes().map_err(no_entropy)?,
         entropy,
         time,
         segment_bytes_plan: options.segment_bytes_plan,
+    })
+}
+
+/// Empty shards for the planned number of keys, with room at once for `keys`.
+fn new_shards(shard_count: usize, options: &Checked, keys: u64) -> Vec<IndexShard> {
+    let each = |keys: u64| keys.div_ceil(shard_count as u64);
+    (0..shard_count)
+        .map(|_| IndexShard::planned(each(options.keys)).with_room_for(each(keys)))
+        .collect()
+}
+
+/// Applies what was accepted, writes anew what must not rest on the page cache, and begins the run.
+fn recover(
+    survey: Survey,
+    storage: Arc<dyn Storage>,
+    entropy: Entropy,
+    options: &Checked,
+    store: &StoreFile,
+    shard_count: usize,
+) -> Result<Opened, Error> {
+    let (time, jump) = StoreTime::start(
+        Arc::clone(&options.clock),
+        survey.time.as_ref(),
+        options.clock_jump_max_ms,
+    );
+    let mut report = OpenReport {
+        clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
+        ..survey.report()
     };
-    let start = Start { previous: 0, first_lsn: 0, bytes: options.segment_bytes_first, role: Role::Rolled };
-    let past = Past { newest_number: 0, oldest_live: 1, synced_lsn: 0, spares: Vec::new(), next_index: 1 };
-    let log = Log::begin(run, start, Vec::new(), past)?;
-    storage.publish(STORE_FILE, &store.encode()).map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))?;
-    let commit = Commit::new(format::DATA_START);
-    let shards = new_shards(shard_count, options);
-    let report = OpenReport { created: true, clean: true, ..OpenReport::default() };
-    Ok(Opened { log, commit, shards, seed: HashSeed(store.hash_seed), report })
-}
+    let now_ms = time.now_ms();
+    let cut_lsn = survey.cut_lsn();
+    let chain = Chain::new(survey.chain, &survey.replaced);
+    let mut replaced = survey.replaced;
+    replaced.add(cut_lsn, survey.next_first_lsn);
 
-fn new_shards(shard_count: usize, options: &Checked) -> Vec<IndexShard> {
-    let keys = options.keys / shard_count as u64;
-    (0..shard_count).map(|_| IndexShard::planned(keys)).collect()
-}
-
-/// A segment of the live chain, with what a scan found in it.
-#[derive(Debug)]
-struct Link {
-    found: Found,
-    header: SegmentHeader,
-    scan: Scan,
-}
-
-/// What was read from one segment.
-#[derive(Debug, Default)]
-struct Scan {
-    /// Offsets of the records that give a key a state.
-    states: Vec<u32>,
-    /// Where nothing verified, in the order of the log.
-    holes: Vec<Hole>,
-    next: Option<(u64, Next)>,
-    sealed: Option<Seal>,
-    /// LSN and time of the end mark.
-    closed: Option<(u64, TimeMark)>,
-    /// Offset behind the last record that verified.
-    end: u64,
-    /// The largest LSN that a record here says was synced.
-    synced_lsn: u64,
-}
-
-#[derive(Debug)]
-struct Seal {
-    lsn: u64,
-    count: u64,
-    digest: [u8; 16],
-    replaced: Vec<(u64, u64)>,
-}
-
-/// Bytes between records that verified, or behind the last one.
-#[derive(Clone, Copy, Debug)]
-struct Hole {
-    from_lsn: u64,
-    offset: u64,
-    bad: Bad,
-    /// Something was written here: a record verified behind the hole, or the head of one inside it.
-    torn: bool,
-}
-
-impl Scan {
-    fn run(found: &Found, header: &SegmentHeader) -> Result<Scan, Error> {
-        let bytes = usize::try_from(header.segment_bytes).map_err(|_| too_long(found))?;
-        let mut buffer = vec![0; bytes];
-        let read =
-            found.data.read_at(0, &mut buffer).map_err(|error| Error::io(format!("reading {}", found.name), error))?;
-        buffer.truncate(read);
-        Self::of_bytes(found, header, &buffer)
+    let keys_at_most = report.records.min(options.keys);
+    let oldest_live = chain
+        .lives
+        .first()
+        .map_or(1, |life| life.number)
+        .max(survey.oldest_live);
+    let mut table = Table {
+        shards: new_shards(shard_count, options, keys_at_most),
+        seed: HashSeed(store.hash_seed),
+        live: Live::new(chain.lives.iter().cloned()),
+        oldest_live,
+    };
+    for (life, offset) in chain.records() {
+        table.apply(life, offset)?;
     }
 
-    fn of_bytes(found: &Found, header: &SegmentHeader, buffer: &[u8]) -> Result<Scan, Error> {
-        let mut scan = Scan { end: format::DATA_START, ..Scan::default() };
-        let mut hole: Option<Hole> = None;
-        let mut offset = format::DATA_START;
-        while let Some(bytes) = usize::try_from(offset).ok().and_then(|from| buffer.get(from..)) {
-            if bytes.len() < format::HEAD_BYTES {
-                break;
-            }
-            let lsn = header.first_lsn + offset;
-            match format::verify(bytes, header.salt, lsn) {
-                Ok(seen) => {
-                    scan.holes.extend(hole.take().map(|hole| Hole { torn: true, ..hole }));
-                    if let Some(behind) = seen.behind {
-                        scan.synced_lsn = scan.synced_lsn.max(lsn.saturating_sub(behind));
-                    }
-                    match seen.record {
-                        Record::State(_) => scan.states.push(u32::try_from(offset).map_err(|_| too_long(found))?),
-                        Record::Next(next) => scan.next = Some((lsn, next)),
-                        Record::Sealed(sealed) => {
-                            scan.sealed = Some(Seal {
-                                lsn,
-                                count: sealed.count,
-                                digest: sealed.digest,
-                                replaced: sealed.intervals().collect(),
-                            });
-                        }
-                        Record::Closed(closed) => {
-                            scan.closed = Some((lsn, closed.time));
-                            scan.synced_lsn = scan.synced_lsn.max(lsn);
-                        }
-                        Record::Pad => {}
-                    }
-                    offset += seen.len as u64;
-                    scan.end = offset;
-                    if scan.next.is_some() {
-                        return Ok(scan);
-                    }
-                }
-                Err(bad) => {
-                    let torn = matches!(bad, Bad::Body | Bad::Malformed);
-                    let hole = hole.get_or_insert(Hole { from_lsn: lsn, offset, bad, torn: false });
-                    hole.torn |= torn;
-                    offset += format::UNIT_BYTES as u64;
-                }
-            }
-        }
-        // Room behind an end mark is room that was never used.
-        let ended = scan.closed.is_some_and(|(lsn, _)| header.first_lsn + scan.end == lsn + format::CLOSED_BYTES as u64);
-        if hole.is_none() && offset < header.segment_bytes {
-            hole = Some(Hole { from_lsn: header.first_lsn + offset, offset, bad: Bad::Blank, torn: false });
-        }
-        if !ended {
-            scan.holes.extend(hole);
-        }
-        Ok(scan)
-    }
+    let (given_up, kept): (Vec<_>, Vec<_>) = chain
+        .lives
+        .iter()
+        .cloned()
+        .partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
+    let start = Start {
+        previous: kept.last().map_or(0, |life| life.number),
+        first_lsn: survey.next_first_lsn,
+        bytes: options.segment_bytes_first,
+        role: Role::Recovery,
+    };
+    let past = Past {
+        newest_number: survey.newest_number,
+        oldest_live,
+        synced_lsn: survey.synced_lsn,
+        spares: survey.spares,
+        next_index: survey.next_index,
+    };
+    let run = new_run(storage, entropy, time, store.store_id, options)?;
+    let log = Log::begin(run, start, kept.clone(), past)?;
+    let commit = Commit::new(survey.synced_lsn);
 
-    fn is_empty(&self) -> bool {
-        self.states.is_empty() && self.next.is_none() && self.closed.is_none() && self.sealed.is_none()
-    }
+    let above = chain
+        .records()
+        .filter(|(life, offset)| replaced.contains(life.lsn(*offset)));
+    // An expired record still hides the older ones of its key; with no older ones left, it has no use.
+    let forget_expired = kept.is_empty().then_some(now_ms);
+    let digest = copy(above, &mut table, &log, &commit, forget_expired, &mut report)?;
+    replaced.forget_below(kept.first().map_or(survey.next_first_lsn, |life| life.first_lsn));
+    let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
+    let end = log.append(&mut seal, &commit)?.end;
+    commit.wait(end, &|| log.sync())?;
+
+    let spares = given_up
+        .iter()
+        .map(|life| Spare {
+            name: life.name.clone(),
+            bytes: life.bytes,
+        })
+        .collect();
+    // Nobody may hold a life whose file is given away.
+    table.live = Live::default();
+    drop((chain, given_up, kept));
+    log.recovered(spares);
+    table.note(&log.live().read(), now_ms, &mut report)?;
+    Ok(Opened {
+        log,
+        commit,
+        shards: table.shards,
+        seed: table.seed,
+        report,
+    })
 }
 
-fn too_long(found: &Found) -> Error {
-    Error::corrupt(&found.name, 0, "its header names an impossible length")
-}
-
-/// Everything that opening a store is decided upon.
-#[derive(Debug)]
-struct Survey {
-    /// The live chain, oldest first.
-    chain: Vec<Link>,
-    /// Intervals of the log that a `Sealed` has replaced.
-    replaced: Vec<(u64, u64)>,
-    /// Files that can get a new life at once: nothing in them counts.
-    spares: Vec<Spare>,
-    next_index: u32,
-    newest_number: u64,
-    /// The LSN beyond the range of every header seen.
-    next_first_lsn: u64,
-    /// The oldest number that any header names as alive.
-    oldest_live: u64,
-    /// The largest LSN that any header or record says was synced.
-    synced_lsn: u64,
-    time: Option<TimeMark>,
-    header_copies_bad: u64,
-}
-
-impl Survey {
-    fn take(store: &StoreFile, files: Vec<Found>) -> Result<Self, Error> {
-        let mut survey = Survey {
-            chain: Vec::new(),
-            replaced: Vec::new(),
-            spares: Vec::new(),
-            next_index: files.iter().map(|found| found.index).max().unwrap_or(0) + 1,
-            newest_number: 0,
-            next_first_lsn: 0,
-            oldest_live: 0,
-            synced_lsn: 0,
-            time: None,
-            header_copies_bad: 0,
+/// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys that
+/// are past their retention at `forget_expired_ms` are forgotten instead.
+fn copy<'a>(
+    records: impl Iterator<Item = (&'a Arc<Life>, u32)>,
+    table: &mut Table,
+    log: &Log,
+    commit: &Commit,
+    forget_expired_ms: Option<u64>,
+    report: &mut OpenReport,
+) -> Result<[u8; 16], Error> {
+    let mut copies = Copies::default();
+    let mut draft = Draft::new();
+    for (life, offset) in records {
+        let record = life.state_record(offset)?;
+        let address = Address {
+            segment: life.number,
+            offset,
         };
-        let mut lives = Vec::new();
-        for found in files {
-            match found.header {
-                Some(header) if header.store_id != store.store_id => {
-                    let message = format!("{} belongs to another store", found.name);
-                    return Err(Error::new(ErrorKind::ForeignDirectory, message));
-                }
-                Some(header) => {
-                    survey.note_header(&found, &header);
-                    lives.push((found, header));
-                }
-                None => match found.newer {
-                    Some(version) => return Err(unsupported(&found.name, version)),
-                    // A file that a crash left before its first header was durable, or that was never one.
-                    None if found.blank => survey.spares.extend(spare(&found)),
-                    None => return Err(Error::corrupt(&found.name, 0, "both copies of its header fail their checks")),
-                },
-            }
+        if !table.is_latest(address, &record) {
+            continue;
         }
-        lives.sort_by_key(|(_, header)| header.number);
-        if let Some(twice) = lives.windows(2).find_map(|pair| match pair {
-            [(_, one), (found, other)] if one.number == other.number => Some(found),
-            _ => None,
-        }) {
-            return Err(Error::corrupt(&twice.name, 0, "another file carries the same segment number"));
+        if forget_expired_ms.is_some_and(|now_ms| state::apply(&record).observed(now_ms, None) == State::Absent) {
+            table.remove(address, &record);
+            continue;
         }
-        survey.drop_void(&mut lives)?;
-        survey.link(lives)?;
-        survey.claims();
-        Ok(survey)
+        draft.refill(&record);
+        let copy = log.append(&mut draft, commit)?.address;
+        let live = log.live().read();
+        let written = live.get(copy.segment).expect("what was just appended is alive");
+        copies.add(written.record(copy.offset));
+        table.replace(address, &record, copy);
+        report.copied += 1;
     }
+    Ok(copies.digest())
+}
 
-    fn note_header(&mut self, found: &Found, header: &SegmentHeader) {
-        self.newest_number = self.newest_number.max(header.number);
-        self.next_first_lsn = self.next_first_lsn.max(header.first_lsn.saturating_add(header.segment_bytes));
-        self.oldest_live = self.oldest_live.max(header.oldest_live);
-        self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
-        self.header_copies_bad += u64::from(found.copies_bad);
-        self.note_time(header.time);
-    }
+/// The live chain while its records are applied and copied, oldest first.
+#[derive(Debug)]
+struct Chain {
+    lives: Vec<Arc<Life>>,
+    /// For each segment the offsets of its records that count.
+    states: Vec<Vec<u32>>,
+}
 
-    fn note_time(&mut self, time: TimeMark) {
-        if self.time.as_ref().is_none_or(|known| known.store_ms <= time.store_ms) {
-            self.time = Some(time);
-        }
-    }
-
-    /// Gives up the recoveries at the top that did not come to their `Sealed`: no answer ever rested on them.
-    fn drop_void(&mut self, lives: &mut Vec<(Found, SegmentHeader)>) -> Result<(), Error> {
-        while let Some((_, top)) = lives.last() {
-            if top.role != Role::Recovery {
-                return Ok(());
-            }
-            let run_id = top.run_id;
-            let of_run = |(_, header): &&(Found, SegmentHeader)| header.run_id == run_id && header.role == Role::Recovery;
-            let count = lives.iter().rev().take_while(of_run).count();
-            let group = lives.split_off(lives.len() - count);
-            let mut scans = Vec::new();
-            for (found, header) in &group {
-                scans.push(Scan::run(found, header)?);
-            }
-            let parts: Vec<_> = group.iter().zip(&scans).map(|((found, header), scan)| (found, header, scan)).collect();
-            if sealed(&parts)? {
-                lives.extend(group);
-                return Ok(());
-            }
-            let first_lsn = group.first().map_or(0, |(_, header)| header.first_lsn);
-            let worked = scans.iter().any(|scan| scan.synced_lsn > first_lsn || scan.closed.is_some());
-            if let (true, Some((found, _))) = (worked, group.first()) {
-                return Err(Error::corrupt(&found.name, format::DATA_START, "work lies behind a recovery without its seal"));
-            }
-            self.spares.extend(group.iter().filter_map(|(found, _)| spare(found)));
-        }
-        Ok(())
-    }
-
-    /// Follows `previous` from the newest segment back; whatever is not met is a spare.
-    fn link(&mut self, mut lives: Vec<(Found, SegmentHeader)>) -> Result<(), Error> {
-        let Some((newest, _)) = lives.last() else {
-            return Err(Error::corrupt(STORE_FILE, 0, "no segment lies beside it"));
-        };
-        let mut named_by = newest.name.clone();
-        let mut number = lives.last().map_or(0, |(_, header)| header.number);
-        while number != 0 && number >= self.oldest_live {
-            let Some(at) = lives.iter().position(|(_, header)| header.number == number) else {
-                let reason = format!("it names segment {number}, which is missing");
-                return Err(Error::corrupt(&named_by, 0, &reason));
-            };
-            let (found, header) = lives.swap_remove(at);
-            let scan = Scan::run(&found, &header)?;
-            named_by.clone_from(&found.name);
-            number = header.previous;
-            self.chain.push(Link { found, header, scan });
-        }
-        self.chain.reverse();
-        self.spares.extend(lives.iter().filter_map(|(found, _)| spare(found)));
-        for link in &self.chain {
-            if let Some(seal) = &link.scan.sealed {
-                self.replaced.extend(&seal.replaced);
-            }
-        }
-        self.replaced = merged(std::mem::take(&mut self.replaced));
-        Ok(())
-    }
-
-    fn claims(&mut self) {
-        let mut times = Vec::new();
-        for link in &self.chain {
-            self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
-            times.extend(link.scan.closed.map(|(_, time)| time));
-        }
-        for time in times {
-            self.note_time(time);
-        }
-    }
-
-    fn is_replaced(&self, lsn: u64) -> bool {
-        self.replaced.iter().any(|(from, to)| (*from..*to).contains(&lsn))
-    }
-
-    /// Refuses a store in which something that was on the disk once is not as it was.
-    fn judge(&self) -> Result<(), Error> {
-        for link in &self.chain {
-            let damaged =
-                link.scan.holes.iter().find(|hole| hole.from_lsn < self.synced_lsn && !self.is_replaced(hole.from_lsn));
-            if let Some(hole) = damaged {
-                return Err(Error::corrupt(&link.found.name, hole.offset, &hole.bad.to_string()));
-            }
-            if let Some((lsn, next)) = link.scan.next {
-                let cut = self.is_replaced(lsn) || self.is_replaced(next.first_lsn);
-                let successor = self.chain.iter().find(|link| link.header.number == next.number);
-                let present = successor.is_some_and(|link| link.header.salt == next.salt);
-                if !cut && !present {
-                    let reason = format!("its successor, segment {}, is missing", next.number);
-                    return Err(Error::corrupt(&link.found.name, lsn - link.header.first_lsn, &reason));
-                }
-            }
-        }
-        let mut rest = self.chain.as_slice();
-        while let Some(first) = rest.first() {
-            let of_run = |link: &&Link| {
-                link.header.run_id == first.header.run_id && link.header.role == Role::Recovery
-            };
-            let count = rest.iter().take_while(of_run).count();
-            let (group, behind) = rest.split_at(count.max(1));
-            let parts: Vec<_> = group.iter().map(|link| (&link.found, &link.header, &link.scan)).collect();
-            if count > 0 && !self.is_replaced(first.header.first_lsn) && !sealed(&parts)? {
-                return Err(Error::corrupt(&first.found.name, format::DATA_START, "the seal of a recovery is missing"));
-            }
-            rest = behind;
-        }
-        Ok(())
-    }
-
-    /// Whether the last thing that the last run did was to close the store.
-    fn is_clean(&self) -> bool {
-        let mut above = self.chain.iter().rev().skip_while(|link| link.scan.is_empty());
-        let Some(last) = above.next() else { return false };
-        let ended = last.scan.closed.is_some_and(|(lsn, _)| {
-            last.header.first_lsn + last.scan.end == lsn + format::CLOSED_BYTES as u64
-        });
-        ended && !self.chain.iter().any(|link| link.scan.holes.iter().any(|hole| hole.torn && !self.is_replaced(hole.from_lsn)))
-    }
-
-    /// From where on the log is copied: the known synced LSN, or the first of the nearly empty segments at its end.
-    fn cut_lsn(&self) -> u64 {
-        let oldest = self.chain.first().map_or((0, 0), |link| (link.header.number, link.header.first_lsn));
-        if self.newest_number - oldest.0 >= index::SEGMENT_SPAN_MAX / 2 {
-            // So many openings since the oldest segment began that its number would soon be too far back.
-            return oldest.1;
-        }
-        let mut cut_lsn = self.synced_lsn;
-        let mut links = self.chain.iter().rev().peekable();
-        while let Some(link) = links.next() {
-            let used = link.scan.end - format::DATA_START;
-            let splits = links.peek().is_some_and(|before| {
-                before.header.role == Role::Recovery && before.header.run_id == link.header.run_id
-            });
-            if used.saturating_mul(FOLD_PART) >= link.header.segment_bytes || splits {
-                break;
-            }
-            cut_lsn = cut_lsn.min(link.header.first_lsn);
-        }
-        cut_lsn
-    }
-
-    /// Applies what was accepted, writes anew what must not rest on the page cache, and begins the run.
-    fn recover(
-        self,
-        storage: Arc<dyn Storage>,
-        entropy: Entropy,
-        options: &Checked,
-        store: &StoreFile,
-        shard_count: usize,
-    ) -> Result<Opened, Error> {
-        let clean = self.is_clean();
-        let cut_lsn = self.cut_lsn();
-        let (time, jump) = StoreTime::start(Arc::clone(&options.clock), self.time.as_ref(), options.clock_jump_max_ms);
-        let now_ms = time.now_ms();
-        let mut report = OpenReport {
-            clean,
-            segments: self.chain.len() as u64,
-            records: self.chain.iter().map(|link| link.scan.states.len() as u64).sum(),
-            torn: self.torn(),
-            header_copies_bad: self.header_copies_bad,
-            clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
-            ..OpenReport::default()
-        };
-        let replaced = self.replaced;
-        let next_first_lsn = self.next_first_lsn;
-        let mut intervals = replaced.clone();
-        intervals.push((cut_lsn, next_first_lsn));
-        let intervals = merged(intervals);
-        let is_in = |intervals: &[(u64, u64)], lsn| intervals.iter().any(|(from, to)| (*from..*to).contains(&lsn));
-
-        let (lives, states): (Vec<_>, Vec<_>) = self
-            .chain
+impl Chain {
+    fn new(links: Vec<Link>, replaced: &Intervals) -> Self {
+        let (lives, states) = links
             .into_iter()
-            .map(|link| (Arc::new(Life::new(link.found.name, &link.header, link.found.data)), link.scan.states))
+            .map(|Link { found, header, scan }| {
+                let life = Life::new(found.name, &header, found.data);
+                let mut states = scan.states;
+                states.retain(|offset| !replaced.contains(life.lsn(*offset)));
+                (Arc::new(life), states)
+            })
             .unzip();
-        let oldest_live = lives.iter().map(|life| life.number).min().unwrap_or(1).max(self.oldest_live);
-        let mut table = Table {
-            shards: new_shards(shard_count, options),
-            seed: HashSeed(store.hash_seed),
-            live: Live::new(lives.iter().cloned()),
-            oldest_live,
-        };
-        for (life, offsets) in lives.iter().zip(&states) {
-            for offset in offsets {
-                let lsn = life.first_lsn + u64::from(*offset);
-                if !is_in(&replaced, lsn) {
-                    table.apply(Address { segment: life.number, offset: *offset })?;
-                }
-            }
-        }
-
-        let whole = |life: &&Arc<Life>| is_in(&intervals, life.first_lsn) && is_in(&intervals, life.end_lsn() - 1);
-        let kept: Vec<_> = lives.iter().filter(|life| !whole(life)).cloned().collect();
-        let failed = |error| Error::io("drawing random numbers", error);
-        let run = Run {
-            storage,
-            store_id: store.store_id,
-            run_id: entropy.bytes().map_err(failed)?,
-            entropy,
-            time,
-            segment_bytes_plan: options.segment_bytes_plan,
-        };
-        let start = Start {
-            previous: kept.iter().map(|life| life.number).max().unwrap_or(0),
-            first_lsn: next_first_lsn,
-            bytes: options.segment_bytes_first,
-            role: Role::Recovery,
-        };
-        let past = Past {
-            newest_number: self.newest_number,
-            oldest_live,
-            synced_lsn: self.synced_lsn,
-            spares: self.spares,
-            next_index: self.next_index,
-        };
-        let log = Log::begin(run, start, kept.clone(), past)?;
-        let commit = Commit::new(self.synced_lsn);
-
-        // An expired record still hides the older ones of its key; with no older ones left, it has no use.
-        let all_replaced = kept.is_empty();
-        let mut copies = blake3::Hasher::new();
-        let mut draft = Draft::new();
-        for (life, offsets) in lives.iter().zip(&states) {
-            for offset in offsets {
-                let lsn = life.first_lsn + u64::from(*offset);
-                let address = Address { segment: life.number, offset: *offset };
-                if is_in(&replaced, lsn) || !is_in(&intervals, lsn) {
-                    continue;
-                }
-                let record = life.state_record(*offset)?;
-                if !table.is_latest(address, &record) {
-                    continue;
-                }
-                if all_replaced && state::apply(&record).observed(now_ms, None) == State::Absent {
-                    table.remove(address, &record);
-                    continue;
-                }
-                draft.refill(&record);
-                let copy = log.append(&mut draft, &commit)?.address;
-                let live = log.live().read();
-                let written = live.get(copy.segment).expect("what was just appended is alive");
-                copies.update(written.data.view(copy.offset.into(), draft.len()));
-                table.replace(address, &record, copy);
-                report.copied += 1;
-            }
-        }
-        let digest = digest(&copies);
-        let first_kept = kept.iter().map(|life| life.first_lsn).min().unwrap_or(next_first_lsn);
-        let mut carried = intervals.clone();
-        carried.retain(|(_, to)| *to > first_kept || *to == next_first_lsn);
-        let mut seal = Draft::sealed(report.copied, digest, &carried);
-        let end = log.append(&mut seal, &commit)?.end;
-        commit.wait(end, &|| log.sync())?;
-
-        let given_up = lives.iter().filter(whole);
-        let given_up = given_up.map(|life| Spare { name: life.name.clone(), bytes: life.bytes }).collect();
-        table.live = Live::default();
-        drop((lives, kept));
-        log.recovered(given_up);
-        table.note(&log.live().read(), now_ms, &mut report)?;
-        Ok(Opened { log, commit, shards: table.shards, seed: table.seed, report })
+        Self { lives, states }
     }
 
-    fn torn(&self) -> u64 {
-        let holes = self.chain.iter().flat_map(|link| &link.scan.holes);
-        holes.filter(|hole| hole.torn && !self.is_replaced(hole.from_lsn)).count() as u64
+    fn records(&self) -> impl Iterator<Item = (&Arc<Life>, u32)> {
+        let segments = self.lives.iter().zip(&self.states);
+        segments.flat_map(|(life, offsets)| offsets.iter().map(move |offset| (life, *offset)))
     }
-}
-
-/// The file of a segment that no longer counts.
-fn spare(found: &Found) -> Option<Spare> {
-    let bytes = found.data.len();
-    (bytes > format::DATA_START && bytes <= index::OFFSET_END.into()).then(|| Spare { name: found.name.clone(), bytes })
-}
-
-/// Whether the segments of one recovery hold its `Sealed`, and all the copies that it counts.
-fn sealed(group: &[(&Found, &SegmentHeader, &Scan)]) -> Result<bool, Error> {
-    let Some(seal) = group.iter().find_map(|(_, _, scan)| scan.sealed.as_ref()) else {
-        return Ok(false);
-    };
-    let mut count = 0;
-    let mut copies = blake3::Hasher::new();
-    for (found, header, scan) in group {
-        for offset in &scan.states {
-            let lsn = header.first_lsn + u64::from(*offset);
-            if lsn > seal.lsn {
-                break;
-            }
-            let bytes = found.data.view(u64::from(*offset), room_behind(found, *offset));
-            let seen = format::verify(bytes, header.salt, lsn).map_err(|bad| changed(&found.name, *offset, bad))?;
-            copies.update(seen.bytes);
-            count += 1;
-        }
-    }
-    Ok(count == seal.count && digest(&copies) == seal.digest)
-}
-
-/// The digest that a `Sealed` carries: BLAKE3 of the copies' bytes in the order of the log, its first half.
-fn digest(copies: &blake3::Hasher) -> [u8; 16] {
-    let mut digest = [0; 16];
-    copies.finalize_xof().fill(&mut digest);
-    digest
-}
-
-fn room_behind(found: &Found, offset: u32) -> usize {
-    usize::try_from(found.data.len().saturating_sub(offset.into())).unwrap_or(usize::MAX)
-}
-
-fn changed(name: &str, offset: u32, bad: Bad) -> Error {
-    Error::corrupt(name, offset.into(), &format!("it changed while it was read: {bad}"))
 }
 
 /// The index as it is being built, and the segments that its addresses lie in.
@@ -710,21 +407,32 @@ struct Table {
 
 impl Table {
     fn read(&self, address: Address) -> Result<StateRecord<'_>, Error> {
-        let life = self.live.get(address.segment).expect("an address that was scanned lies in the chain");
+        let life = self
+            .live
+            .get(address.segment)
+            .expect("an address that was scanned lies in the chain");
         life.state_record(address.offset)
     }
 
-    /// Makes the record at `address` the latest of its key.
-    fn apply(&mut self, address: Address) -> Result<(), Error> {
-        let record = self.read(address)?;
+    /// Makes the record at `offset` of `life` the latest of its key.
+    fn apply(&mut self, life: &Life, offset: u32) -> Result<(), Error> {
+        let record = life.state_record(offset)?;
+        let address = Address {
+            segment: life.number,
+            offset,
+        };
         let hash = self.seed.hash(record.scope, record.id);
         let at = shard_of(hash, self.shards.len());
         let found = self.shards.get(at).and_then(|shard| {
             shard.find(hash, self.oldest_live, |other| {
-                self.read(other).is_ok_and(|other| other.scope == record.scope && other.id == record.id)
+                self.read(other)
+                    .is_ok_and(|other| other.scope == record.scope && other.id == record.id)
             })
         });
-        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
+        let shard = self
+            .shards
+            .get_mut(at)
+            .expect("a shard's number is below the number of shards");
         shard.publish(hash, self.oldest_live, found, address);
         Ok(())
     }
@@ -736,7 +444,10 @@ impl Table {
     fn find(&mut self, address: Address, record: &StateRecord<'_>) -> (&mut IndexShard, u64, Option<index::Found>) {
         let hash = self.seed.hash(record.scope, record.id);
         let at = shard_of(hash, self.shards.len());
-        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
+        let shard = self
+            .shards
+            .get_mut(at)
+            .expect("a shard's number is below the number of shards");
         let found = shard.find(hash, self.oldest_live, |other| other == address);
         (shard, hash, found)
     }
@@ -778,18 +489,4 @@ impl Table {
 /// Which shard a key's hash belongs to; `shard_count` is a power of two.
 pub(crate) fn shard_of(hash: u64, shard_count: usize) -> usize {
     index::shard_bits(hash) & (shard_count - 1)
-}
-
-
-fn merged(mut intervals: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    intervals.retain(|(from, to)| from < to);
-    intervals.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::new();
-    for (from, to) in intervals {
-        match merged.last_mut() {
-            Some((_, end)) if from <= *end => *end = (*end).max(to),
-            _ => merged.push((from, to)),
-        }
-    }
-    merged
 }

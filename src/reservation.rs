@@ -30,7 +30,12 @@ impl Completion {
     fn of(acted: &Acted) -> Self {
         match acted.answer {
             Answer::Superseded => Self::Superseded,
-            Answer::Done | Answer::Fresh | Answer::Replay | Answer::InFlight | Answer::Interrupted | Answer::Mismatch
+            Answer::Done
+            | Answer::Fresh
+            | Answer::Replay
+            | Answer::InFlight
+            | Answer::Interrupted
+            | Answer::Mismatch
             | Answer::TooOld => Self::Done,
         }
     }
@@ -50,12 +55,18 @@ struct Held {
 impl Held {
     fn renew(&self, lease: Duration) -> Result<Completion, Error> {
         let lease_ms = checked_ms("lease", lease)?;
-        let call = Call::Renew { token: self.token.to_u64(), lease_ms };
+        let call = Call::Renew {
+            token: self.token.to_u64(),
+            lease_ms,
+        };
         Ok(Completion::of(&self.engine.call_of_guard(&self.key, call)?))
     }
 
     fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
-        let call = Call::SaveCheckpoint { token: self.token.to_u64(), lease_ms: self.lease_ms };
+        let call = Call::SaveCheckpoint {
+            token: self.token.to_u64(),
+            lease_ms: self.lease_ms,
+        };
         Ok(Completion::of(&self.engine.call_of_guard_with(&self.key, call, bytes)?))
     }
 }
@@ -87,7 +98,11 @@ impl Reservation {
             lease_ms,
             checkpoint: Arc::clone(&acted.payload),
         };
-        Self { held: Arc::new(held), on_drop, ended: false }
+        Self {
+            held: Arc::new(held),
+            on_drop,
+            ended: false,
+        }
     }
 
     /// The key.
@@ -107,7 +122,9 @@ impl Reservation {
 
     /// A view for whoever does the work: it can renew, save checkpoints and derive keys, but not end the reservation.
     pub fn attempt_view(&self) -> Attempt {
-        Attempt { held: Arc::clone(&self.held) }
+        Attempt {
+            held: Arc::clone(&self.held),
+        }
     }
 
     /// Stores the response. When this returns `Done`, every retry of the key is answered with it, byte for byte, and it
@@ -131,13 +148,19 @@ impl Reservation {
     }
 
     fn finish(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
-        let call = Call::Complete { token: self.token().to_u64(), body_kept };
+        let call = Call::Complete {
+            token: self.token().to_u64(),
+            body_kept,
+        };
         match self.held.engine.call_with(&self.held.key, call, bytes) {
             Ok(acted) => {
                 self.ended = true;
                 Ok(Completion::of(&acted))
             }
-            Err(error) => Err(NotStored { error, reservation: self }),
+            Err(error) => Err(NotStored {
+                error,
+                reservation: self,
+            }),
         }
     }
 
@@ -146,11 +169,14 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// `Full`, `Poisoned`, `Closed`, `Io`: the key is then interrupted, or in flight until the lease lapses.
+    /// `Full`, `Poisoned`, `Closed`, `Io`: the key is interrupted then.
     pub fn release(mut self) -> Result<Completion, Error> {
+        let call = Call::Release {
+            token: self.token().to_u64(),
+        };
+        let acted = self.held.engine.call(&self.held.key, call)?;
         self.ended = true;
-        let call = Call::Release { token: self.token().to_u64() };
-        Ok(Completion::of(&self.held.engine.call(&self.held.key, call)?))
+        Ok(Completion::of(&acted))
     }
 
     /// Says that the outcome is unknown. Dropping the reservation does the same by default.
@@ -186,15 +212,27 @@ impl Reservation {
     pub fn detach(mut self, lease: Duration) -> Result<Token, NotStored> {
         let token = self.token();
         let detached = checked_ms("lease", lease).and_then(|lease_ms| {
-            self.held.engine.call(&self.held.key, Call::Detach { token: token.to_u64(), lease_ms })
+            self.held.engine.call(
+                &self.held.key,
+                Call::Detach {
+                    token: token.to_u64(),
+                    lease_ms,
+                },
+            )
         });
         match detached {
             Ok(acted) if acted.answer == Answer::Done => {
                 self.ended = true;
                 Ok(token)
             }
-            Ok(_) => Err(NotStored { error: Error::superseded(), reservation: self }),
-            Err(error) => Err(NotStored { error, reservation: self }),
+            Ok(_) => Err(NotStored {
+                error: Error::superseded(),
+                reservation: self,
+            }),
+            Err(error) => Err(NotStored {
+                error,
+                reservation: self,
+            }),
         }
     }
 }
@@ -206,7 +244,10 @@ impl Drop for Reservation {
         }
         let token = self.held.token.to_u64();
         let call = match self.on_drop {
-            OnDrop::Interrupt => Call::Interrupt { token, cause: Cause::Dropped },
+            OnDrop::Interrupt => Call::Interrupt {
+                token,
+                cause: Cause::Dropped,
+            },
             OnDrop::Release => Call::Release { token },
         };
         if self.held.engine.call(&self.held.key, call).is_err() {
@@ -452,8 +493,8 @@ pub(crate) struct Asked {
 
 /// Another caller is at work on the key right now.
 pub struct InFlight {
-    asked: Asked,
-    info: KeyInfo,
+    asked: Box<Asked>,
+    info: Box<KeyInfo>,
     retry_after: Duration,
 }
 
@@ -461,7 +502,11 @@ impl InFlight {
     pub(crate) fn new(asked: Asked, owned: &Owned, checkpoint: Arc<[u8]>) -> Self {
         let retry_after = retry_after(owned.lease_end_ms, asked.engine.now_ms());
         let info = KeyInfo::unfinished(KeyState::InFlight, owned, owned.reserved_ms, None, checkpoint);
-        Self { asked, info, retry_after }
+        Self {
+            asked: Box::new(asked),
+            info: Box::new(info),
+            retry_after,
+        }
     }
 
     /// What is known of the key.
@@ -481,13 +526,16 @@ impl InFlight {
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn wait(self, at_most: Duration) -> Result<Reserve, Error> {
         let wait_ms = crate::clock::ms_rounded_up(at_most).min(crate::retention::DURATION_MS_MAX);
-        Reserve::ask(self.asked, wait_ms)
+        Reserve::ask(*self.asked, wait_ms)
     }
 }
 
 impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InFlight").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("InFlight")
+            .field("key", &self.asked.key)
+            .field("info", &self.info)
+            .finish_non_exhaustive()
     }
 }
 
@@ -497,7 +545,7 @@ impl fmt::Debug for InFlight {
 /// says or [`release`](Self::release) the key; or [`take_over`](Self::take_over) when the work may be done again, as it may
 /// when its receiver honours the downstream key.
 pub struct Interrupted {
-    asked: Asked,
+    asked: Box<Asked>,
     /// The request that the key stands for.
     pub fingerprint: Fingerprint,
     /// The token of the reservation that was interrupted.
@@ -506,7 +554,7 @@ pub struct Interrupted {
     pub attempt: u32,
     /// Since when nobody is known to work on it. After a crash: when that attempt began.
     pub since: SystemTime,
-    info: KeyInfo,
+    info: Box<KeyInfo>,
     stop: Stop,
 }
 
@@ -514,12 +562,12 @@ impl Interrupted {
     pub(crate) fn new(asked: Asked, owned: &Owned, stop: Stop, checkpoint: Arc<[u8]>) -> Self {
         let info = KeyInfo::unfinished(KeyState::Interrupted, owned, stop.since_ms, Some(stop), checkpoint);
         Self {
-            asked,
+            asked: Box::new(asked),
             fingerprint: info.fingerprint,
             token: info.token,
             attempt: info.attempt,
             since: info.since,
-            info,
+            info: Box::new(info),
             stop,
         }
     }
@@ -556,14 +604,25 @@ impl Interrupted {
     ///
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn take_over(self) -> Result<Reserve, Error> {
-        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms: self.asked.ask.lease_ms };
+        let call = Call::TakeOver {
+            token: self.token.to_u64(),
+            lease_ms: self.asked.ask.lease_ms,
+        };
         let acted = self.asked.engine.call(&self.asked.key, call)?;
         match acted.answer {
-            Answer::Fresh => Reserve::of(self.asked, acted),
-            Answer::Replay | Answer::InFlight | Answer::Interrupted | Answer::Mismatch | Answer::TooOld | Answer::Done
+            Answer::Fresh => Reserve::of(*self.asked, acted),
+            Answer::Replay
+            | Answer::InFlight
+            | Answer::Interrupted
+            | Answer::Mismatch
+            | Answer::TooOld
+            | Answer::Done
             | Answer::Superseded => {
-                let ask = Ask { take_over: false, ..self.asked.ask };
-                Reserve::ask(Asked { ask, ..self.asked }, 0)
+                let ask = Ask {
+                    take_over: false,
+                    ..self.asked.ask
+                };
+                Reserve::ask(Asked { ask, ..*self.asked }, 0)
             }
         }
     }
@@ -574,8 +633,15 @@ impl Interrupted {
     ///
     /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn resolve(self, response: &[u8]) -> Result<Completion, Error> {
-        let call = Call::Resolve { token: self.token.to_u64(), body_kept: true };
-        Ok(Completion::of(&self.asked.engine.call_with(&self.asked.key, call, response)?))
+        let call = Call::Resolve {
+            token: self.token.to_u64(),
+            body_kept: true,
+        };
+        Ok(Completion::of(&self.asked.engine.call_with(
+            &self.asked.key,
+            call,
+            response,
+        )?))
     }
 
     /// Gives the key back, since it was found out that nothing happened: the next reserve is `Fresh`.
@@ -584,14 +650,19 @@ impl Interrupted {
     ///
     /// `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn release(self) -> Result<Completion, Error> {
-        let call = Call::ReleaseInterrupted { token: self.token.to_u64() };
+        let call = Call::ReleaseInterrupted {
+            token: self.token.to_u64(),
+        };
         Ok(Completion::of(&self.asked.engine.call(&self.asked.key, call)?))
     }
 }
 
 impl fmt::Debug for Interrupted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interrupted").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("Interrupted")
+            .field("key", &self.asked.key)
+            .field("info", &self.info)
+            .finish_non_exhaustive()
     }
 }
 
@@ -608,7 +679,10 @@ pub struct Mismatch {
 impl Mismatch {
     pub(crate) fn new(state: &State) -> Self {
         let info = KeyInfo::new(state, Arc::default()).expect("an absent key stands for no request");
-        Self { first_seen: info.first_seen, state: info.state }
+        Self {
+            first_seen: info.first_seen,
+            state: info.state,
+        }
     }
 }
 
@@ -646,7 +720,11 @@ impl Response {
 
     /// What was stored.
     pub fn body(&self) -> Body<'_> {
-        if self.finished.body_kept { Body::Kept(&self.bytes) } else { Body::NotKept { reference: &self.bytes } }
+        if self.finished.body_kept {
+            Body::Kept(&self.bytes)
+        } else {
+            Body::NotKept { reference: &self.bytes }
+        }
     }
 
     /// When the key was completed, by store time.

@@ -81,8 +81,18 @@ impl Life {
     ///
     /// `Corrupt`, when the bytes have changed since.
     pub(crate) fn state_record(&self, offset: u32) -> Result<StateRecord<'_>, Error> {
-        format::trusted(self.record(offset), self.first_lsn + u64::from(offset))
-            .map_err(|bad| Error::corrupt(&self.name, offset.into(), &format!("it changed while the store was open: {bad}")))
+        format::trusted(self.record(offset), self.lsn(offset)).map_err(|bad| {
+            Error::corrupt(
+                &self.name,
+                offset.into(),
+                &format!("it changed while the store was open: {bad}"),
+            )
+        })
+    }
+
+    /// The LSN of the byte at `offset`.
+    pub(crate) fn lsn(&self, offset: u32) -> u64 {
+        self.first_lsn + u64::from(offset)
     }
 
     /// The LSN just behind the segment.
@@ -133,8 +143,15 @@ pub(crate) struct Found {
 /// Reads both header copies of a segment file; changes nothing.
 pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Result<Found> {
     let data = storage.open_segment(name, Access::Read)?;
-    let mut found =
-        Found { name: name.to_owned(), index, data, header: None, copies_bad: 0, newer: None, blank: true };
+    let mut found = Found {
+        name: name.to_owned(),
+        index,
+        data,
+        header: None,
+        copies_bad: 0,
+        newer: None,
+        blank: true,
+    };
     for copy in 0..2_u8 {
         let mut bytes = [0_u8; format::HEADER_BYTES];
         let read = found.data.read_at(u64::from(copy) * format::BLOCK as u64, &mut bytes)?;
@@ -154,5 +171,7 @@ pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Resu
 
 /// TODO-LEAD: moves to format.
 fn record_len(head: &[u8]) -> usize {
-    head.get(4..8).and_then(|word| word.try_into().ok()).map_or(0, |word| (u32::from_le_bytes(word) & 0x00ff_ffff) as usize * 8)
+    head.get(4..8)
+        .and_then(|word| word.try_into().ok())
+        .map_or(0, |word| (u32::from_le_bytes(word) & 0x00ff_ffff) as usize * 8)
 }

@@ -89,7 +89,9 @@ impl State {
             State::Absent => State::Absent,
             State::Done(finished) if finished.kept_until_ms <= now_ms => State::Absent,
             State::Done(finished) => State::Done(finished),
-            State::Interrupted(owned, _) | State::InFlight(owned) if guard.is_none() && owned.kept_until_ms <= now_ms => {
+            State::Interrupted(owned, _) | State::InFlight(owned)
+                if guard.is_none() && owned.kept_until_ms <= now_ms =>
+            {
                 State::Absent
             }
             State::Interrupted(owned, stop) => State::Interrupted(owned, stop),
@@ -98,12 +100,18 @@ impl State {
                     Some(guard) => guard.lease_end_ms,
                     None if owned.detached => owned.lease_end_ms,
                     None => {
-                        let stop = Stop { cause: Cause::Crash, since_ms: owned.reserved_ms };
+                        let stop = Stop {
+                            cause: Cause::Crash,
+                            since_ms: owned.reserved_ms,
+                        };
                         return State::Interrupted(owned, stop);
                     }
                 };
                 if lease_end_ms <= now_ms {
-                    let stop = Stop { cause: Cause::LeaseLapsed, since_ms: lease_end_ms };
+                    let stop = Stop {
+                        cause: Cause::LeaseLapsed,
+                        since_ms: lease_end_ms,
+                    };
                     State::Interrupted(Owned { lease_end_ms, ..owned }, stop)
                 } else {
                     State::InFlight(Owned { lease_end_ms, ..owned })
@@ -118,15 +126,6 @@ impl State {
             State::Absent => None,
             State::InFlight(owned) | State::Interrupted(owned, _) => Some(owned.token),
             State::Done(finished) => Some(finished.token),
-        }
-    }
-
-    /// The level of the record that the state rests on.
-    pub(crate) fn durability(&self) -> Option<Durability> {
-        match self {
-            State::Absent => None,
-            State::InFlight(owned) | State::Interrupted(owned, _) => Some(owned.durability),
-            State::Done(finished) => Some(finished.durability),
         }
     }
 }
@@ -148,16 +147,45 @@ pub(crate) struct Ask {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Reserve(Ask),
-    Complete { token: u64, body_kept: bool },
-    SaveCheckpoint { token: u64, lease_ms: u64 },
-    Renew { token: u64, lease_ms: u64 },
-    Detach { token: u64, lease_ms: u64 },
-    Release { token: u64 },
-    Interrupt { token: u64, cause: Cause },
-    Reattach { token: u64, lease_ms: u64, guard_lives: bool },
-    TakeOver { token: u64, lease_ms: u64 },
-    Resolve { token: u64, body_kept: bool },
-    ReleaseInterrupted { token: u64 },
+    Complete {
+        token: u64,
+        body_kept: bool,
+    },
+    SaveCheckpoint {
+        token: u64,
+        lease_ms: u64,
+    },
+    Renew {
+        token: u64,
+        lease_ms: u64,
+    },
+    Detach {
+        token: u64,
+        lease_ms: u64,
+    },
+    Release {
+        token: u64,
+    },
+    Interrupt {
+        token: u64,
+        cause: Cause,
+    },
+    Reattach {
+        token: u64,
+        lease_ms: u64,
+        guard_lives: bool,
+    },
+    TakeOver {
+        token: u64,
+        lease_ms: u64,
+    },
+    Resolve {
+        token: u64,
+        body_kept: bool,
+    },
+    ReleaseInterrupted {
+        token: u64,
+    },
     Forget,
 }
 
@@ -210,7 +238,10 @@ impl Decision {
     }
 
     fn write(answer: Answer, write: Write) -> Self {
-        Self { answer, write: Some(write) }
+        Self {
+            answer,
+            write: Some(write),
+        }
     }
 }
 
@@ -251,14 +282,21 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             }
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint))
+                Decision::write(
+                    Answer::Done,
+                    reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint),
+                )
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
         Call::Detach { token, lease_ms } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                let owned = Owned { lease_end_ms, detached: true, ..*owned };
+                let owned = Owned {
+                    lease_end_ms,
+                    detached: true,
+                    ..*owned
+                };
                 Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
@@ -274,11 +312,19 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             Standing::Running(owned) | Standing::Stopped(owned) => interrupted(owned, cause, now_ms),
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
-        Call::Reattach { token, lease_ms, guard_lives } => match standing(state, token) {
+        Call::Reattach {
+            token,
+            lease_ms,
+            guard_lives,
+        } => match standing(state, token) {
             Standing::Running(_) | Standing::Stopped(_) if guard_lives => Decision::only(Answer::InFlight),
             Standing::Running(owned) | Standing::Stopped(owned) if owned.detached => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                let owned = Owned { lease_end_ms, detached: false, ..*owned };
+                let owned = Owned {
+                    lease_end_ms,
+                    detached: false,
+                    ..*owned
+                };
                 Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
             }
             Standing::Running(_) | Standing::Stopped(_) | Standing::Superseded => Decision::only(Answer::Superseded),
@@ -321,7 +367,13 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
         StateKind::Reserved => State::InFlight(owned),
         StateKind::Interrupted => {
             let cause = record.cause.unwrap_or(Cause::LeaseLapsed);
-            State::Interrupted(owned, Stop { cause, since_ms: record.mark_ms })
+            State::Interrupted(
+                owned,
+                Stop {
+                    cause,
+                    since_ms: record.mark_ms,
+                },
+            )
         }
         StateKind::Done => State::Done(Finished {
             token: record.token,
@@ -339,7 +391,11 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
 
 fn reserve(state: &State, ask: &Ask, now_ms: u64) -> Decision {
     match state {
-        State::Absent if ask.issued_at_ms.is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) => {
+        State::Absent
+            if ask
+                .issued_at_ms
+                .is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) =>
+        {
             Decision::only(Answer::TooOld)
         }
         State::Absent => {
@@ -388,7 +444,10 @@ fn reserved(owned: Owned, carry: Carry) -> Write {
     let kept_until_ms = owned.lease_end_ms.saturating_add(owned.retention_ms.saturating_mul(2));
     Write {
         kind: StateKind::Reserved,
-        owned: Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), ..owned },
+        owned: Owned {
+            kept_until_ms: kept_until_ms.max(owned.kept_until_ms),
+            ..owned
+        },
         cause: None,
         mark_ms: owned.lease_end_ms,
         body_kept: true,
@@ -411,16 +470,31 @@ fn taken_over(owned: &Owned, retention_ms: u64, lease_ms: u64, durability: Durab
 }
 
 fn done(owned: &Owned, body_kept: bool, now_ms: u64) -> Decision {
-    let owned = Owned { kept_until_ms: now_ms.saturating_add(owned.retention_ms), detached: false, ..*owned };
+    let owned = Owned {
+        kept_until_ms: now_ms.saturating_add(owned.retention_ms),
+        detached: false,
+        ..*owned
+    };
     Decision::write(
         Answer::Done,
-        Write { kind: StateKind::Done, owned, cause: None, mark_ms: now_ms, body_kept, carry: Carry::Given },
+        Write {
+            kind: StateKind::Done,
+            owned,
+            cause: None,
+            mark_ms: now_ms,
+            body_kept,
+            carry: Carry::Given,
+        },
     )
 }
 
 fn interrupted(owned: &Owned, cause: Cause, since_ms: u64) -> Decision {
     let kept_until_ms = owned.lease_end_ms.max(since_ms).saturating_add(owned.retention_ms);
-    let owned = Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), detached: false, ..*owned };
+    let owned = Owned {
+        kept_until_ms: kept_until_ms.max(owned.kept_until_ms),
+        detached: false,
+        ..*owned
+    };
     Decision::write(
         Answer::Done,
         Write {
@@ -440,8 +514,21 @@ fn gone(kind: StateKind, owned: &Owned, now_ms: u64) -> Decision {
         StateKind::Forgotten => Carry::Given,
         StateKind::Reserved | StateKind::Interrupted | StateKind::Done | StateKind::Released => Carry::Nothing,
     };
-    let owned = Owned { detached: false, ..*owned };
-    Decision::write(Answer::Done, Write { kind, owned, cause: None, mark_ms: now_ms, body_kept: true, carry })
+    let owned = Owned {
+        detached: false,
+        ..*owned
+    };
+    Decision::write(
+        Answer::Done,
+        Write {
+            kind,
+            owned,
+            cause: None,
+            mark_ms: now_ms,
+            body_kept: true,
+            carry,
+        },
+    )
 }
 
 fn forgotten(owned: &Owned, now_ms: u64) -> Decision {

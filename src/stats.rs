@@ -64,6 +64,8 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Data syncs of the log since opening.
     pub syncs: u64,
+    /// Milliseconds by which the wall clock has jumped, in either direction, since opening; store time does not follow it.
+    pub clock_jump_held_ms: u64,
 }
 
 impl Stats {

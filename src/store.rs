@@ -14,11 +14,11 @@ use crate::key::{Fingerprint, Key, Token};
 use crate::options::{Checked, OnInterrupted, Options, ReserveOptions};
 use crate::recovery;
 use crate::reservation::{
-    Asked, Attempt, Completion, InFlight, Interrupted, KeyInfo, Mismatch, NotReattached, NotStored, Reservation, Response,
-    TooOld,
+    Asked, Attempt, Completion, InFlight, Interrupted, KeyInfo, Mismatch, NotReattached, NotStored, Reservation,
+    Response, TooOld,
 };
 use crate::retention::DURATION_MS_MAX;
-use crate::state::{Answer, Ask, State};
+use crate::state::{Answer, Ask, Call, State};
 use crate::stats::{OpenReport, Stats};
 use crate::storage::{FileStorage, Storage};
 
@@ -62,9 +62,11 @@ impl Store {
         let options = options.validate()?;
         let dir = dir.as_ref();
         let storage = FileStorage::open(dir, options.append_mode, true).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotADirectory => {
-                Error::with_source(ErrorKind::ForeignDirectory, "the path of the store is not a directory", error)
-            }
+            std::io::ErrorKind::NotADirectory => Error::with_source(
+                ErrorKind::ForeignDirectory,
+                "the path of the store is not a directory",
+                error,
+            ),
             _ => Error::io("opening the directory of the store", error),
         })?;
         Self::open_on(Arc::new(storage), Entropy::System, options, true)
@@ -80,7 +82,9 @@ impl Store {
         let lock = take_lock(&*storage, options.lock_wait)?;
         let opened = recovery::open(storage, entropy, &options, SHARDS)?;
         let engine = Engine::new(opened, lock, options, with_helper)?;
-        Ok(Self { handle: Arc::new(Handle { engine }) })
+        Ok(Self {
+            handle: Arc::new(Handle { engine }),
+        })
     }
 
     /// Asks whether the work named by `key`, for the request with this fingerprint, may be done now. Atomic: of any number
@@ -112,7 +116,12 @@ impl Store {
             },
             issued_at_ms: with.issued_at_ms,
         };
-        let asked = Asked { engine: Arc::clone(engine), key: key.clone(), ask, on_drop: with.on_drop };
+        let asked = Asked {
+            engine: Arc::clone(engine),
+            key: key.clone(),
+            ask,
+            on_drop: with.on_drop,
+        };
         Reserve::ask(asked, with.wait_ms)
     }
 
@@ -190,9 +199,19 @@ impl Store {
         let lease_ms = engine.options().lease_ms;
         let acted = engine.reattach(key, token.to_u64(), lease_ms)?;
         match acted.answer {
-            Answer::Done => Ok(Reservation::new(engine, key, &acted, lease_ms, engine.options().on_drop)),
+            Answer::Done => Ok(Reservation::new(
+                engine,
+                key,
+                &acted,
+                lease_ms,
+                engine.options().on_drop,
+            )),
             Answer::InFlight => Err(NotReattached::InFlight),
-            Answer::Superseded | Answer::Fresh | Answer::Replay | Answer::Interrupted | Answer::Mismatch
+            Answer::Superseded
+            | Answer::Fresh
+            | Answer::Replay
+            | Answer::Interrupted
+            | Answer::Mismatch
             | Answer::TooOld => Err(NotReattached::Superseded),
         }
     }
@@ -205,6 +224,19 @@ impl Store {
     pub fn peek(&self, key: &Key) -> Result<Option<KeyInfo>, Error> {
         let (state, checkpoint) = self.handle.engine.peek(key)?;
         Ok(KeyInfo::new(&state, checkpoint))
+    }
+
+    /// Makes a key as if it had never been: an operator's act, for when the store must not remember what happened. It is
+    /// synced, and stands in the log with its reason (at most 64 KiB); an owner at work is superseded. `false` when nothing
+    /// was known of the key.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is as it was.
+    pub fn forget(&self, key: &Key, reason: &str) -> Result<bool, Error> {
+        let acted = self.handle.engine.call_with(key, Call::Forget, reason.as_bytes())?;
+        self.sync()?;
+        Ok(acted.answer == Answer::Done)
     }
 
     /// Counters and sizes, as of now.
@@ -240,18 +272,26 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("opened", self.opened()).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("opened", self.opened())
+            .finish_non_exhaustive()
     }
 }
 
 fn take_lock(storage: &dyn Storage, lock_wait: Duration) -> Result<Box<dyn Any + Send + Sync>, Error> {
     let mut waited = Duration::ZERO;
     loop {
-        if let Some(lock) = storage.lock().map_err(|error| Error::io("locking the directory", error))? {
+        if let Some(lock) = storage
+            .lock()
+            .map_err(|error| Error::io("locking the directory", error))?
+        {
             return Ok(lock);
         }
         if waited >= lock_wait {
-            return Err(Error::new(ErrorKind::Locked, "the store is open already, in this process or another"));
+            return Err(Error::new(
+                ErrorKind::Locked,
+                "the store is open already, in this process or another",
+            ));
         }
         let pause = LOCK_RETRY.min(lock_wait - waited);
         std::thread::sleep(pause);
@@ -285,16 +325,22 @@ impl Reserve {
 
     pub(crate) fn of(asked: Asked, acted: Acted) -> Result<Self, Error> {
         Ok(match (acted.answer, &acted.state) {
-            (Answer::Fresh, _) => {
-                Self::Fresh(Reservation::new(&asked.engine, &asked.key, &acted, asked.ask.lease_ms, asked.on_drop))
-            }
+            (Answer::Fresh, _) => Self::Fresh(Reservation::new(
+                &asked.engine,
+                &asked.key,
+                &acted,
+                asked.ask.lease_ms,
+                asked.on_drop,
+            )),
             (Answer::Replay, State::Done(finished)) => Self::Replay(Response::new(*finished, acted.payload)),
             (Answer::InFlight, State::InFlight(owned)) => Self::InFlight(InFlight::new(asked, owned, acted.payload)),
             (Answer::Interrupted, State::Interrupted(owned, stop)) => {
                 Self::Interrupted(Interrupted::new(asked, owned, *stop, acted.payload))
             }
             (Answer::Mismatch, state) => Self::Mismatch(Mismatch::new(state)),
-            (Answer::TooOld, _) => Self::TooOld(TooOld { retention: Duration::from_millis(asked.ask.retention_ms) }),
+            (Answer::TooOld, _) => Self::TooOld(TooOld {
+                retention: Duration::from_millis(asked.ask.retention_ms),
+            }),
             (answer, state) => panic!("a reserve is never answered {answer:?} in {state:?}"),
         })
     }
@@ -375,7 +421,11 @@ impl<E: std::error::Error + 'static> std::error::Error for OnceError<E> {
             Self::Work(error) => Some(error),
             Self::NotStored { not_stored, .. } => Some(not_stored),
             Self::Store(error) => error.source(),
-            Self::InFlight(_) | Self::Interrupted(_) | Self::Mismatch(_) | Self::TooOld(_) | Self::Superseded { .. } => None,
+            Self::InFlight(_)
+            | Self::Interrupted(_)
+            | Self::Mismatch(_)
+            | Self::TooOld(_)
+            | Self::Superseded { .. } => None,
         }
     }
 }

@@ -10,7 +10,6 @@ pub(crate) use self::real::*;
 pub(crate) use self::modelled::*;
 
 #[cfg(not(loom))]
-#[expect(clippy::disallowed_types, reason = "this is the door")]
 mod real {
     use std::time::Duration;
 
@@ -32,7 +31,11 @@ mod real {
         }
 
         /// Waits at most `at_most`; `None` waits until notified.
-        pub(crate) fn wait_for<'a, T>(&self, mut guard: MutexGuard<'a, T>, at_most: Option<Duration>) -> MutexGuard<'a, T> {
+        pub(crate) fn wait_for<'a, T>(
+            &self,
+            mut guard: MutexGuard<'a, T>,
+            at_most: Option<Duration>,
+        ) -> MutexGuard<'a, T> {
             match at_most {
                 Some(at_most) => {
                     self.0.wait_for(&mut guard, at_most);
@@ -45,10 +48,6 @@ mod real {
         pub(crate) fn notify_one(&self) {
             self.0.notify_one();
         }
-
-        pub(crate) fn notify_all(&self) {
-            self.0.notify_all();
-        }
     }
 
     /// A lock the model checker must not see: the simulated disk's and the manual clock's own, which stand for the machine.
@@ -56,12 +55,11 @@ mod real {
 }
 
 #[cfg(loom)]
-#[expect(clippy::disallowed_types, reason = "this is the door")]
 mod modelled {
     use std::time::Duration;
 
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(crate) use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
@@ -107,16 +105,16 @@ mod modelled {
         }
 
         /// The model has no time: a bounded wait ends when it is notified.
-        pub(crate) fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, _at_most: Option<Duration>) -> MutexGuard<'a, T> {
+        pub(crate) fn wait_for<'a, T>(
+            &self,
+            guard: MutexGuard<'a, T>,
+            _at_most: Option<Duration>,
+        ) -> MutexGuard<'a, T> {
             self.wait(guard)
         }
 
         pub(crate) fn notify_one(&self) {
             self.0.notify_one();
-        }
-
-        pub(crate) fn notify_all(&self) {
-            self.0.notify_all();
         }
     }
 

@@ -5,8 +5,8 @@ use std::fmt;
 use super::check::{self, crc};
 use super::record::{Flags, Kind, ascend};
 use super::{
-    CLOSED_BYTES, Closed, Fill, HEAD_BYTES, MS_MAX, NEXT_BYTES, Next, PAD_BYTES_MAX, PAYLOAD_BYTES_MAX,
-    RECORD_BYTES_MAX, STATE_BYTES, StateKind, StateRecord, UNIT_BYTES, sealed_bytes, state_record_bytes,
+    CLOSED_BYTES, Closed, Fill, HEAD_BYTES, MS_MAX, NEXT_BYTES, Next, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, STATE_BYTES,
+    StateKind, StateRecord, UNIT_BYTES, sealed_bytes, state_record_bytes,
 };
 
 /// How much room a draft keeps for the next record, in bytes: one large response does not pin its size for ever.
@@ -41,6 +41,7 @@ impl Draft {
     }
 
     /// A state record, in a buffer of its own; else as [`Draft::refill`].
+    #[cfg(test)]
     pub(crate) fn state(record: &StateRecord<'_>) -> Self {
         let mut draft = Self::new();
         draft.refill(record);
@@ -165,15 +166,16 @@ impl Draft {
         draft
     }
 
-    /// A Pad that fills `len` bytes. Only its head is ever written: what [`Draft::finish`] gives is shorter than
+    /// A Pad that fills `len` bytes. Readers know it; no writer has a use for it so far. Only its head is ever written: what [`Draft::finish`] gives is shorter than
     /// [`Draft::len`].
     ///
     /// # Panics
     ///
     /// If no Pad has this length: it must be a multiple of 8, and at least a head's.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn pad(len: usize) -> Self {
         assert!(
-            len.is_multiple_of(UNIT_BYTES) && (HEAD_BYTES..=PAD_BYTES_MAX).contains(&len),
+            len.is_multiple_of(UNIT_BYTES) && (HEAD_BYTES..=super::PAD_BYTES_MAX).contains(&len),
             "no Pad is {len} bytes long"
         );
         let mut draft = Self::new();

@@ -360,6 +360,65 @@ mod tests {
     }
 
     #[test]
+    fn what_no_writer_writes_is_damaged_though_its_check_holds() {
+        let time = TimeMark {
+            store_ms: 4,
+            boot_ms: 3,
+            wall_ms: 2,
+            boot_id: [1; 16],
+        };
+        let header = SegmentHeader {
+            role: Role::Rolled,
+            store_id: [2; 16],
+            run_id: [3; 16],
+            number: 5,
+            previous: 4,
+            segment_bytes: 65536,
+            first_lsn: 65536,
+            synced_lsn: 8192,
+            oldest_live: 1,
+            time,
+            salt: 7,
+        };
+        for (at, field) in [
+            (12, &[0][..]),
+            (12, &[3]),
+            (13, &[1]),
+            (14, &[1]),
+            (15, &[1]),
+            (48, &[0]),                                              // number 0
+            (48, &[4]),                                              // the number of its predecessor
+            (56, &[5]),                                              // the other way about
+            (64, &[4]),                                              // no multiple of 8
+            (64, &[0, 0x20, 0]),                                     // no room for a record
+            (72, &[4]),                                              // no multiple of 8
+            (72, &[0xF8, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF]), // ends beyond all LSNs
+            (144, &[1]),
+            (251, &[1]),
+        ] {
+            let mut bytes = header.encode(0);
+            bytes[at..at + field.len()].copy_from_slice(field);
+            seal(&mut bytes);
+            assert_eq!(
+                SegmentHeader::decode(&bytes, 0),
+                Err(HeaderFault::Damaged),
+                "{field:?} at {at}"
+            );
+        }
+        let store = StoreFile {
+            store_id: [1; 16],
+            hash_seed: [2; 16],
+            created_ms: 3,
+        };
+        for at in [12, 15, 56, 300, 507] {
+            let mut bytes = store.encode();
+            bytes[at] = 1;
+            seal(&mut bytes);
+            assert_eq!(StoreFile::decode(&bytes), Err(StoreFileFault::Damaged), "byte {at}");
+        }
+    }
+
+    #[test]
     fn zeros_are_blank_and_other_bytes_foreign() {
         assert_eq!(SegmentHeader::decode(&[0; 4096], 0), Err(HeaderFault::Blank));
         assert_eq!(SegmentHeader::decode(&[1; 4096], 0), Err(HeaderFault::Foreign));

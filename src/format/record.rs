@@ -299,7 +299,7 @@ impl RawHead {
         Kind::from_code(code)
     }
 
-    /// The length of the whole record in bytes, as the head tells it: anything from 0 to [`super::PAD_BYTES_MAX`].
+    /// The length of the whole record in bytes, as the head tells it: from 0 to all that the field can tell.
     fn len(self) -> usize {
         (u32::from_le_bytes(self.word) & LENGTH_UNITS_MAX) as usize * UNIT_BYTES
     }
@@ -314,16 +314,16 @@ impl RawHead {
 
 /// A record's head whose check holds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+struct Head {
     /// The length of the whole record in bytes; it suits the kind.
-    pub(crate) len: usize,
+    len: usize,
     kind: Kind,
     behind: Option<u64>,
     raw: RawHead,
 }
 
-/// Vouches for a head alone: enough to know how many bytes to read for [`verify`]. `bytes` starts at the record.
-pub(crate) fn checked_head(bytes: &[u8], salt: u64, lsn: u64) -> Result<Head, Bad> {
+/// Vouches for the head that starts `bytes`; the record may be longer than they are.
+fn checked_head(bytes: &[u8], salt: u64, lsn: u64) -> Result<Head, Bad> {
     let raw = RawHead::read(bytes)?;
     if check::head(raw.word, raw.behind, lsn, salt) != raw.check {
         return Err(Bad::Head);
@@ -447,14 +447,12 @@ pub(super) struct Flags {
 
 impl Flags {
     fn from_bits(bits: u16) -> Option<Self> {
-        if bits >> 10 != 0 {
-            return None;
-        }
         let durability = match bits >> 3 & 0b11 {
             0 => Durability::ProcessCrash,
             1 => Durability::PowerLoss,
             _ => return None,
         };
+        // The bits above the cause are zero, else it is none of these.
         let cause = match bits >> 7 {
             0 => None,
             1 => Some(Cause::Crash),

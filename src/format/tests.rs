@@ -81,6 +81,22 @@ fn state(kind: StateKind) -> StateRecord<'static> {
     }
 }
 
+/// Makes the checks of a record hold for whatever its bytes say, as a buggy writer's would.
+pub(super) fn reseal(bytes: &mut [u8], salt: u64, lsn: u64) {
+    let part = |bytes: &[u8], at: usize| <[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap();
+    let word = part(bytes, 4);
+    let head = check::head(word, part(bytes, 12), lsn, salt);
+    let len = (u32::from_le_bytes(word) & LENGTH_UNITS_MAX) as usize * UNIT_BYTES;
+    let covered = if word[3] == 19 {
+        &[]
+    } else {
+        bytes.get(HEAD_BYTES..len).unwrap_or_default()
+    };
+    let checksum = check::whole(check::crc(0, covered), head, salt);
+    bytes[..4].copy_from_slice(&checksum);
+    bytes[8..12].copy_from_slice(&head);
+}
+
 #[test]
 fn store_file_and_header_copies_are_as_they_were_laid_down() {
     assert_eq!(store_file().encode().as_slice(), fixture!("store.bin"));
@@ -222,12 +238,69 @@ fn a_token_is_never_of_a_later_record_nor_missing() {
         .to_vec();
         bytes[16..24].copy_from_slice(&u64::to_le_bytes(token));
         assert_eq!(verify(&bytes, SALT, LSN).err(), Some(Bad::Body), "{kind:?} {token}");
-        let checksum = check::whole(check::crc(0, &bytes[16..]), bytes[8..12].try_into().unwrap(), SALT);
-        bytes[..4].copy_from_slice(&checksum);
+        reseal(&mut bytes, SALT, LSN);
         assert_eq!(
             verify(&bytes, SALT, LSN).err(),
             (!reads).then_some(Bad::Malformed),
             "{kind:?} {token}"
+        );
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_though_its_checks_hold() {
+    let (done, next, sealed) = (fixture!("done.bin"), fixture!("next.bin"), fixture!("sealed.bin"));
+    let (closed, pad) = (fixture!("closed.bin"), fixture!("pad.bin"));
+    for (record, at, byte, bad) in [
+        (done, 4, 0, Bad::Length),
+        (done, 4, 1, Bad::Length),
+        (done, 4, 9, Bad::Length),
+        (done, 4, 0xFF, Bad::Length),
+        (done, 6, 0xFF, Bad::Length),
+        (done, 7, 0, Bad::Malformed),
+        (done, 7, 6, Bad::Malformed),
+        (done, 7, 15, Bad::Malformed),
+        (done, 7, 16, Bad::Length),
+        (done, 7, 18, Bad::Length),
+        (done, 7, 20, Bad::Malformed),
+        (done, 7, 0xFF, Bad::Malformed),
+        (done, 15, 0xFF, Bad::Malformed), // synced, before LSN 0
+        (done, 56, 0x10, Bad::Malformed), // durability 2
+        (done, 56, 0x18, Bad::Malformed), // durability 3
+        (done, 57, 0x03, Bad::Malformed), // cause 6
+        (done, 57, 0x04, Bad::Malformed),
+        (done, 57, 0x08, Bad::Malformed),
+        (done, 57, 0x10, Bad::Malformed),
+        (done, 57, 0x20, Bad::Malformed),
+        (done, 57, 0x40, Bad::Malformed),
+        (done, 57, 0x80, Bad::Malformed),
+        (done, 58, 0xFF, Bad::Malformed),
+        (done, 59, 0, Bad::Malformed),
+        (done, 59, 0xFF, Bad::Malformed),
+        (fixture!("interrupted.bin"), 135, 1, Bad::Malformed), // padding
+        (next, 4, 8, Bad::Length),
+        (next, 4, 6, Bad::Length),
+        (sealed, 40, 1, Bad::Malformed),    // n
+        (sealed, 40, 3, Bad::Malformed),    // n
+        (sealed, 4, 9, Bad::Malformed),     // n, and half an interval
+        (sealed, 49, 0x30, Bad::Malformed), // empty
+        (sealed, 49, 0x50, Bad::Malformed), // backwards
+        (sealed, 65, 0x20, Bad::Malformed), // overlapping
+        (closed, 4, 8, Bad::Length),
+        (closed, 4, 10, Bad::Length),
+        (closed, 64, 1, Bad::Malformed),
+        (closed, 71, 0x80, Bad::Malformed),
+        (pad, 4, 0, Bad::Length),
+        (pad, 4, 1, Bad::Length),
+    ] {
+        let mut bytes = [record, &[0; 8]].concat();
+        bytes[at] = byte;
+        reseal(&mut bytes, SALT, LSN);
+        let here = if at == 4 { &bytes[..] } else { &bytes[..record.len()] };
+        assert_eq!(
+            verify(here, SALT, LSN).err(),
+            Some(bad),
+            "byte {at} = {byte} of {record:?}"
         );
     }
 }
@@ -247,8 +320,7 @@ fn what_verifies_can_be_written_again_even_at_the_bounds() {
     assert!(verify(&bytes, SALT, LSN).is_ok());
     // The same length with a short key would be a payload beyond its bound.
     bytes[58..60].copy_from_slice(&[0, 1]);
-    let checksum = check::whole(check::crc(0, &bytes[16..]), bytes[8..12].try_into().unwrap(), SALT);
-    bytes[..4].copy_from_slice(&checksum);
+    reseal(&mut bytes, SALT, LSN);
     assert_eq!(verify(&bytes, SALT, LSN).err(), Some(Bad::Malformed));
 
     let mut pad = Draft::pad(PAD_BYTES_MAX);
@@ -257,8 +329,8 @@ fn what_verifies_can_be_written_again_even_at_the_bounds() {
         (PAD_BYTES_MAX, HEAD_BYTES)
     );
     assert_eq!(
-        checked_head(pad.finish(SALT, LSN, SYNCED_LSN), SALT, LSN).unwrap().len,
-        PAD_BYTES_MAX
+        verify(pad.finish(SALT, LSN, SYNCED_LSN), SALT, LSN).err(),
+        Some(Bad::Length)
     );
 }
 
