@@ -508,7 +508,9 @@ impl Engine {
         }
     }
 
+    /// The clock was moved: everybody who sleeps looks at it again.
     fn ring_all(&self) {
+        self.ring_who_closes();
         for shard in &self.shards {
             let bells: Vec<_> = shard
                 .lock()

@@ -16,7 +16,7 @@ use crate::sync::UnmodelledMutex;
 /// ```
 /// use std::time::Duration;
 ///
-/// use keyonce::clock::Clock;
+/// use keyonce::Clock;
 /// use keyonce::testing::ManualClock;
 ///
 /// let clock = ManualClock::new(1_767_225_600_000); // 2026-01-01
