@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `keyonce.store` | the store file, 512 bytes |
 //! | `LOCK` | nothing; it is what a process locks |
-//! | `segment-XXXXXXXX.keyonce` | a segment: header copies at 0 and 4096, records from 8192 ([`DATA_START`]) to the end |
+//! | `segment-XXXXXXXX.keyonce` | a segment: header copies at 0 and 4096, records from 8192 ([`DATA_START`]) on |
 //!
 //! ## Store file: 512 bytes
 //!
@@ -67,8 +67,8 @@
 //!
 //! # Records
 //!
-//! The **LSN** of a byte is the segment's first LSN + the byte's offset in the file. A record starts at a multiple of 8,
-//! is a multiple of 8 long and lies in one segment. Its LSN is its position and is not stored; the checks cover it.
+//! The **LSN** of a byte is the segment's first LSN + the byte's offset in the file. A record starts at a multiple of
+//! 8, is a multiple of 8 long and lies in one segment. Its LSN is its position and is not stored; the checks cover it.
 //!
 //! ## Head: 16 bytes
 //!
@@ -77,13 +77,16 @@
 //! | 0 | checksum | u32 |
 //! | 4 | kind << 24 \| length of the whole record in units of 8 bytes | u32 |
 //! | 8 | head check | u32 |
-//! | 12 | behind: how far the synced LSN lay behind this record's LSN when it was written, in units of 8 bytes, rounded up; `u32::MAX`: that far or further, the segment's header knows | u32 |
+//! | 12 | behind, see below | u32 |
+//!
+//! **Behind** is how far the synced LSN lay behind this record's LSN when it was written, in units of 8 bytes, rounded
+//! up. `u32::MAX` is that far or further: then only the segment's header tells. It never reaches back before LSN 0.
 //!
 //! Bytes 0..8 are the **commit word**. It is never zero, since no kind is 0. With `S` the segment's salt:
 //!
 //! ```text
 //! head check = crc(low half of S, bytes 4..8 || behind || LSN as u64)
-//! checksum   = crc(0, bytes 16..length) xor head check xor high half of S         (of a Pad: crc(0, nothing), which is 0)
+//! checksum   = crc(0, bytes 16..length) xor head check xor high half of S      (of a Pad: 0 xor ..)
 //! ```
 //!
 //! Checking goes from the outside in, each step using only what the steps before it have vouched for:
@@ -98,16 +101,16 @@
 //!
 //! What each check is good for:
 //!
-//! - **A single flipped bit** anywhere in a record fails, a Pad's body excepted, and so do any within 32 bits in a row on
-//!   one side of offset 8, all of which CRC-32 finds: in bytes 4..8 or 12..16 by the head check, from 16 on by the
+//! - **A single flipped bit** anywhere in a record fails, a Pad's body excepted, and so do any within 32 bits in a row
+//!   on one side of offset 8, all of which CRC-32 finds: in bytes 4..8 or 12..16 by the head check, from 16 on by the
 //!   checksum, over a length that the head check has vouched for. A changed head check that still fits a changed
 //!   `behind` fails the checksum, which it is part of.
-//! - **Misplaced bytes** (a page or sector written elsewhere in the segment) fail at step 2: the head checks of two LSNs
-//!   differ whenever the LSNs do so within 32 bits in a row, as any two records between two multiples of 32 GiB do
-//!   (others: but for a chance of 2^-32). The checksum need not repeat the LSN: it covers the head check, which does.
+//! - **Misplaced bytes** (a page or sector written elsewhere in the segment) fail at step 2: the head checks of two
+//!   LSNs differ whenever the LSNs do so within 32 bits in a row, as any two records between two multiples of 32 GiB do
+//!   (others: but for a chance of 2^-32). The checksum need not repeat the LSN: the head check is part of it.
 //! - **Stale bytes** of an earlier life of the file had another LSN and another salt. The halves of the salt are
-//!   independent, one for each check, so that both pass with a chance of 2^-64. (With the whole salt covered by two CRCs
-//!   of the same shape, whatever slips through the first slips through the second, CRC being linear: 2^-32.)
+//!   independent, one for each check, so that both pass with a chance of 2^-64. (With the whole salt covered by two
+//!   CRCs of the same shape, whatever slips through the first slips through the second, CRC being linear: 2^-32.)
 //! - **Planted bytes**, such as a record that a client smuggles inside a response, need both halves, which never leave
 //!   the disk: 2^-64 a guess. A copy of a true record is misplaced.
 //! - **Resync** after a hole costs one CRC of 16 bytes for every 8 bytes: only a head that was written here as a head
@@ -123,9 +126,9 @@
 //!
 //! | offset | field | type |
 //! |---|---|---|
-//! | 16 | token: a multiple of 8, less than this record's LSN; 0, in a Reserved record only: this record's own LSN | u64 |
+//! | 16 | token: a multiple of 8, less than this record's LSN; 0 (Reserved only): this record's own LSN | u64 |
 //! | 24 | first seen | u48 ms |
-//! | 30 | mark: the lease's end in a Reserved record, else when it was interrupted, completed, released, forgotten | u48 ms |
+//! | 30 | mark: the lease's end (Reserved), else the time of what the kind says | u48 ms |
 //! | 36 | retention, a length of time | u48 ms |
 //! | 42 | kept until | u48 ms |
 //! | 48 | reserved, after first seen; saturates | u32 ms |
@@ -142,7 +145,7 @@
 //! | 3-4 | durability: 0 ProcessCrash, 1 PowerLoss, 2 kept for Interval, 3 never |
 //! | 5 | detached |
 //! | 6 | body not kept: the payload is the reference |
-//! | 7-9 | cause: 0 none, 1 Crash, 2 Dropped, 3 LeaseLapsed, 4 Reported |
+//! | 7-9 | cause: 0 none, 1 Crash, 2 Dropped, 3 LeaseLapsed |
 //! | 10-15 | zero |
 //!
 //! | kind | payload, at most [`PAYLOAD_BYTES_MAX`] |
@@ -181,7 +184,7 @@ pub(crate) use self::header::{HeaderFault, Role, SegmentHeader, StoreFile, Store
 pub use self::record::Cause;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use self::record::Seen;
-pub(crate) use self::record::{Bad, Closed, Next, Record, StateKind, StateRecord, trusted, verify};
+pub(crate) use self::record::{Bad, Closed, Next, Record, StateKind, StateRecord, record_len, trusted, verify};
 
 /// The version of the format that this file specifies.
 pub(crate) const VERSION: u32 = 1;
@@ -311,7 +314,8 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod properties;
 
 #[cfg(test)]

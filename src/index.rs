@@ -117,6 +117,7 @@ pub(crate) fn shard_bits(hash: u64) -> usize {
 
 impl IndexShard {
     /// An empty shard of `buckets_min` buckets, and at least one. It doubles when it has to.
+    #[cfg(test)]
     pub(crate) fn new(buckets_min: usize) -> Self {
         Self::at_level(to_u64(buckets_min), 0)
     }
@@ -628,5 +629,6 @@ fn before(index: usize, distance: usize, len: usize) -> usize {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;

@@ -182,12 +182,12 @@ impl fmt::Debug for Scope {
 pub enum InvalidKey {
     /// The id is empty.
     EmptyId,
-    /// The id is longer than [`ID_BYTES_MAX`].
+    /// The id is longer than [`Key::ID_BYTES_MAX`].
     IdTooLong {
         /// How long it is.
         bytes: usize,
     },
-    /// The scope is longer than [`SCOPE_BYTES_MAX`].
+    /// The scope is longer than [`Key::SCOPE_BYTES_MAX`].
     ScopeTooLong {
         /// How long it is.
         bytes: usize,

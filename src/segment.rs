@@ -72,7 +72,7 @@ impl Life {
     /// The bytes of the record at `offset`, which a scan has verified or this run has written.
     pub(crate) fn record(&self, offset: u32) -> &[u8] {
         let head = self.data.view(offset.into(), format::HEAD_BYTES);
-        self.data.view(offset.into(), record_len(head))
+        self.data.view(offset.into(), format::record_len(head))
     }
 
     /// What the record at `offset` says; it was verified by a scan or written by this run.
@@ -167,11 +167,4 @@ pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Resu
         }
     }
     Ok(found)
-}
-
-/// TODO-LEAD: moves to format.
-fn record_len(head: &[u8]) -> usize {
-    head.get(4..8)
-        .and_then(|word| word.try_into().ok())
-        .map_or(0, |word| (u32::from_le_bytes(word) & 0x00ff_ffff) as usize * 8)
 }

@@ -423,12 +423,12 @@ fn reserve(state: &State, ask: &Ask, now_ms: u64) -> Decision {
         }
         State::InFlight(_) => Decision::only(Answer::InFlight),
         State::Interrupted(owned, stop) => match stop.cause {
-            Cause::Crash | Cause::Dropped | Cause::Reported if ask.take_over => {
+            Cause::Crash | Cause::Dropped if ask.take_over => {
                 let durability = owned.durability.stronger(ask.durability);
                 taken_over(owned, ask.retention_ms, ask.lease_ms, durability, now_ms)
             }
             // The owner of a lapsed lease may still be at work: only a caller that names the reservation takes over.
-            Cause::Crash | Cause::Dropped | Cause::Reported | Cause::LeaseLapsed => Decision::only(Answer::Interrupted),
+            Cause::Crash | Cause::Dropped | Cause::LeaseLapsed => Decision::only(Answer::Interrupted),
         },
         State::Done(_) => Decision::only(Answer::Replay),
     }
@@ -552,7 +552,8 @@ impl Finished {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -5,11 +5,18 @@
 //! without waiting. Both are deterministic: no real time, no randomness but from a seed that the test gives.
 
 mod crash;
+mod decoders;
 mod disk;
+mod machine;
 mod manual_clock;
 mod sim_disk;
+mod sim_segment;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 
 pub use self::crash::{CrashImages, Crashes};
+pub use self::decoders::exercise_decoders;
 pub use self::manual_clock::ManualClock;
 pub use self::sim_disk::{EDQUOT, EIO, ENOSPC, Moments, SimDisk, Step, Tear};
 pub use crate::storage::{Access, Segment, Storage};

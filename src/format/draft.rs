@@ -166,8 +166,8 @@ impl Draft {
         draft
     }
 
-    /// A Pad that fills `len` bytes. Readers know it; no writer has a use for it so far. Only its head is ever written: what [`Draft::finish`] gives is shorter than
-    /// [`Draft::len`].
+    /// A Pad that fills `len` bytes. Readers know it; no writer has a use for it so far. Only its head is ever written:
+    /// what [`Draft::finish`] gives is shorter than [`Draft::len`].
     ///
     /// # Panics
     ///
@@ -197,8 +197,8 @@ impl Draft {
 
     /// Gives the record its position, and the bytes to write there.
     ///
-    /// `salt` is the segment's, `lsn` the position; everything before `synced_lsn` is known to be on the disk. Costs one
-    /// CRC of 16 bytes, whatever the length.
+    /// `salt` is the segment's, `lsn` the position; everything before `synced_lsn` is known to be on the disk. Costs
+    /// one CRC of 16 bytes, whatever the length.
     ///
     /// # Panics
     ///

@@ -150,13 +150,12 @@ fn state_kinds() -> impl Strategy<Value = StateKind> {
 }
 
 fn causes() -> impl Strategy<Value = Option<Cause>> {
-    use Cause::{Crash, Dropped, LeaseLapsed, Reported};
+    use Cause::{Crash, Dropped, LeaseLapsed};
     prop_oneof![
         Just(None),
         Just(Some(Crash)),
         Just(Some(Dropped)),
-        Just(Some(LeaseLapsed)),
-        Just(Some(Reported))
+        Just(Some(LeaseLapsed))
     ]
 }
 

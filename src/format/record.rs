@@ -21,8 +21,6 @@ pub enum Cause {
     Dropped,
     /// The lease lapsed, and nobody said how the work had gone.
     LeaseLapsed,
-    /// The owner said so: it ended the reservation with "outcome unknown".
-    Reported,
 }
 
 /// What a state record makes of its key.
@@ -357,6 +355,11 @@ pub(crate) fn verify(bytes: &[u8], salt: u64, lsn: u64) -> Result<Seen<'_>, Bad>
     })
 }
 
+/// The length in bytes of the record whose head this is, which was vouched for before; 0 when it is no head at all.
+pub(crate) fn record_len(head: &[u8]) -> usize {
+    RawHead::read(head).map_or(0, RawHead::len)
+}
+
 /// Reads the state record at `lsn` without its checks: a handful of loads.
 ///
 /// Only for a record that this run verified or wrote, so that it can be no other. Given anything else it still reads
@@ -458,7 +461,6 @@ impl Flags {
             1 => Some(Cause::Crash),
             2 => Some(Cause::Dropped),
             3 => Some(Cause::LeaseLapsed),
-            4 => Some(Cause::Reported),
             _ => return None,
         };
         Some(Self {
@@ -481,7 +483,6 @@ impl Flags {
             Some(Cause::Crash) => 1,
             Some(Cause::Dropped) => 2,
             Some(Cause::LeaseLapsed) => 3,
-            Some(Cause::Reported) => 4,
         };
         padding | durability << 3 | u16::from(self.detached) << 5 | u16::from(!self.body_kept) << 6 | cause << 7
     }

@@ -1,8 +1,8 @@
 //! Every state in which a power loss may leave a disk.
 //!
-//! What was not synced splits into independent **choices**: per page (or sector) how many of the writes to it reached the
-//! platter, per file whether its new length did, per change of the directory whether it did. A crash image is one pick for
-//! each choice; 0 is always "nothing got through".
+//! What was not synced splits into independent **choices**: per page (or sector) how many of the writes to it reached
+//! the platter, per file whether its new length did, per change of the directory whether it did. A crash image is one
+//! pick for each choice; 0 is always "nothing got through".
 
 use std::sync::Arc;
 
@@ -186,8 +186,8 @@ impl Crashes {
         self.build(&picks)
     }
 
-    /// One image by chance; the same for the same seed. Some seeds give images in which little got through, some those in
-    /// which little is missing, some keep the order of the writes, most follow no rule.
+    /// One image by chance; the same for the same seed. Some seeds give images in which little got through, some those
+    /// in which little is missing, some keep the order of the writes, most follow no rule.
     #[must_use]
     pub fn image(&self, seed: u64) -> SimDisk {
         let mut picks = Vec::new();
@@ -196,8 +196,9 @@ impl Crashes {
     }
 
     /// Images, at most `limit` of them: every one there is when they are that few. Otherwise about half are the telling
-    /// ones (nothing got through, everything did, all but one thing, one thing alone, a first part in order of time, a last
-    /// part in order of place), or as many as fit, spread evenly; the others are those of the seeds 0, 1, 2 and so on.
+    /// ones (nothing got through, everything did, all but one thing, one thing alone, a first part in order of time, a
+    /// last part in order of place), or as many as fit, spread evenly; the others are those of the seeds 0, 1, 2 and so
+    /// on.
     #[must_use]
     pub fn images(self, limit: u64) -> CrashImages {
         let (plan, end) = match self.count() {

@@ -1,8 +1,9 @@
 //! The state of a simulated disk, and how each event changes it. Pure: no locks, no faults, no I/O.
 //!
-//! A file is what the platter holds, and after it every write since, in order. The page cache is the two together: what reads
-//! see. A sync moves writes from the list to the platter, page by page; a power loss takes for each page the platter's
-//! bytes and any number of the writes to it, oldest first. Names work alike: the durable directory, and every change since.
+//! A file is what the platter holds, and after it every write since, in order. The page cache is the two together: what
+//! reads see. A sync moves writes from the list to the platter, page by page; a power loss takes for each page the
+//! platter's bytes and any number of the writes to it, oldest first. Names work alike: the durable directory, and every
+//! change since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -43,8 +44,8 @@ pub(super) struct SimFile {
     pub(super) bytes: usize,
     /// What was written since, in order. A power loss may have let any of it through.
     pub(super) writes: Vec<Write>,
-    /// How many of them, from the first on, went into a sync that failed: the page cache thinks that they are on the platter,
-    /// and no later sync writes them, unless their page is written again.
+    /// How many of them, from the first on, went into a sync that failed: the page cache thinks that they are on the
+    /// platter, and no later sync writes them, unless their page is written again.
     pub(super) forsaken: usize,
 }
 
@@ -242,7 +243,8 @@ impl Disk {
 }
 
 impl Event {
-    /// What happens instead when it fails: half of a write is seen, a sync leaves its writes forsaken, all else does nothing.
+    /// What happens instead when it fails: half of a write is seen, a sync leaves its writes forsaken, all else does
+    /// nothing.
     pub(super) fn failing(self) -> Self {
         match self {
             Self::Write { file, offset, bytes } => {

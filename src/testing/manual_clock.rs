@@ -9,9 +9,9 @@ use crate::sync::UnmodelledMutex;
 
 /// A clock that stands still until a test moves it. Clones are the same clock.
 ///
-/// [`advance`](Self::advance) lets time pass, and returns when everything that is due was woken. [`set_wall_ms`](Self::set_wall_ms)
-/// is somebody setting the wall clock, and [`reboot`](Self::reboot) a machine that starts again: the time since boot starts at
-/// zero, the wall clock goes on.
+/// [`advance`](Self::advance) lets time pass, and returns when everything that is due was woken.
+/// [`set_wall_ms`](Self::set_wall_ms) is somebody setting the wall clock, and [`reboot`](Self::reboot) a machine that
+/// starts again: the time since boot starts at zero, the wall clock goes on.
 ///
 /// ```
 /// use std::time::Duration;
@@ -76,7 +76,8 @@ impl ManualClock {
         self.turn(|hands| hands.wall_ms = wall_ms);
     }
 
-    /// Starts the machine again: another boot, no time since. A store that is open lives through no reboot; close or drop it first.
+    /// Starts the machine again: another boot, no time since. A store that is open lives through no reboot; close or
+    /// drop it first.
     pub fn reboot(&self) {
         self.turn(|hands| {
             hands.boot += 1;
@@ -139,10 +140,10 @@ impl fmt::Debug for ManualClock {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::*;
+    use crate::sync::{AtomicU64, Ordering};
 
     #[test]
     fn advance_moves_both_times_and_keeps_what_is_below_a_millisecond() {
@@ -156,7 +157,7 @@ mod tests {
     #[test]
     fn everything_is_woken_before_advance_returns_and_nothing_after_it_is_gone() {
         let clock = ManualClock::new(0);
-        let woken = Arc::new(AtomicU32::new(0));
+        let woken = Arc::new(AtomicU64::new(0));
         let seen = Arc::new(UnmodelledMutex::new(Vec::new()));
         let wake: Arc<dyn Fn() + Send + Sync> = {
             let (woken, seen, clock) = (woken.clone(), seen.clone(), clock.clone());
