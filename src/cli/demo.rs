@@ -39,7 +39,7 @@ pub(crate) struct DemoArgs {
 pub(crate) fn demo(args: &DemoArgs) -> ExitCode {
     let done = match &args.serve {
         Some(dir) => service::serve(dir, args.habits).map(|()| 0),
-        None => play_all(args.habits, &mut Playbill::new()),
+        None => play_all(args.habits),
     };
     match done {
         Ok(0) => ExitCode::SUCCESS,
@@ -51,100 +51,68 @@ pub(crate) fn demo(args: &DemoArgs) -> ExitCode {
     }
 }
 
-/// Plays every scene, each act in a directory of its own, and returns how many scenes failed.
-fn play_all(habits: Habits, playbill: &mut Playbill) -> Result<usize> {
+/// Plays every scene, prints what came of it, and returns how many scenes failed.
+fn play_all(habits: Habits) -> Result<usize> {
     let dir = tempfile::tempdir()?;
+    let mut out = io::stdout();
+    let [ok, not_ok] = verdicts();
     let mut failed = 0;
     for (number, acts) in (1..).zip(SCENES) {
-        let mut as_told = true;
-        for (index, act) in (0..).zip(*acts) {
-            let act_dir = dir.path().join(format!("{number}-{index}"));
-            let played = Shop::open(act_dir, habits).and_then(|shop| play(act, shop));
-            let number = if index == 0 {
-                format!("{number}.")
+        let mut scene_ok = true;
+        for (part, act) in acts.iter().enumerate() {
+            let name = if part == 0 { format!("{number}.") } else { String::new() };
+            let act_dir = dir.path().join(format!("scene-{number}-{part}"));
+            let found = play(act, act_dir, habits).unwrap_or_else(|error| format!("{INDENT}error: {error}\n"));
+            let expected = facts(act.client_sees, act.charges);
+            if found == expected {
+                write!(out, "{ok} {name:<2} {}\n{found}", act.title)?;
             } else {
-                String::new()
-            };
-            as_told &= playbill.tell(&number, act, played)?;
+                write!(
+                    out,
+                    "{not_ok} {name:<2} {}\n{found}{INDENT}but should be\n{expected}",
+                    act.title
+                )?;
+                scene_ok = false;
+            }
         }
-        failed += usize::from(!as_told);
+        failed += usize::from(!scene_ok);
     }
-    playbill.close(failed)?;
+    match failed {
+        0 => writeln!(out, "demo: {} scenes, all as told", SCENES.len())?,
+        _ => writeln!(out, "demo: {} scenes, {failed} not as told", SCENES.len())?,
+    }
     Ok(failed)
 }
 
-/// What an act came to: what the client saw, and the amounts in the ledger.
-struct Played {
-    client_saw: String,
-    charges: Vec<String>,
-}
-
-fn play(act: &Act, mut shop: Shop) -> Result<Played> {
+/// Plays one act in a shop of its own, and returns the facts.
+fn play(act: &Act, dir: PathBuf, habits: Habits) -> Result<String> {
+    let mut shop = Shop::open(dir, habits)?;
     (act.play)(&mut shop)?;
-    Ok(Played {
-        client_saw: shop.client_saw(),
-        charges: shop.charges()?,
-    })
+    let charges = shop.charges()?;
+    Ok(facts(
+        &shop.client_saw(),
+        &charges.iter().map(String::as_str).collect::<Vec<_>>(),
+    ))
 }
 
-/// Prints what happened. In colour on a terminal alone.
-struct Playbill {
-    out: io::Stdout,
-    ok: &'static str,
-    failed: &'static str,
+/// The lines that an act is judged by.
+fn facts(client_saw: &str, charges: &[&str]) -> String {
+    let charges = match charges {
+        [] => "no charge".to_owned(),
+        [one] => format!("1 charge: {one}"),
+        more => format!("{} charges: {}", more.len(), more.join(", ")),
+    };
+    format!("{INDENT}client sees: {client_saw}\n{INDENT}ledger:      {charges}\n")
 }
 
-impl Playbill {
-    fn new() -> Self {
-        let out = io::stdout();
-        if out.is_terminal() && std::env::var_os("NO_COLOR").is_none() {
-            Self {
-                out,
-                ok: "\x1b[32mok    \x1b[0m",
-                failed: "\x1b[1;31mFAILED\x1b[0m",
-            }
-        } else {
-            Self {
-                out,
-                ok: "ok    ",
-                failed: "FAILED",
-            }
-        }
-    }
+/// How the lines below a title begin.
+const INDENT: &str = "          ";
 
-    /// Prints one act, and returns whether it went as told.
-    fn tell(&mut self, number: &str, act: &Act, played: Result<Played>) -> io::Result<bool> {
-        let as_told = played
-            .as_ref()
-            .is_ok_and(|it| it.client_saw == act.client_sees && it.charges == act.charges);
-        let verdict = if as_told { self.ok } else { self.failed };
-        writeln!(self.out, "{verdict} {number:<2} {}", act.title)?;
-        match played {
-            Ok(it) => self.tell_facts("", &it.client_saw, &it.charges)?,
-            Err(error) => writeln!(self.out, "          error: {error}")?,
-        }
-        if !as_told {
-            self.tell_facts("expected: ", act.client_sees, act.charges)?;
-        }
-        Ok(as_told)
-    }
-
-    fn tell_facts(&mut self, prefix: &str, client_sees: &str, charges: &[impl AsRef<str>]) -> io::Result<()> {
-        let charges: Vec<&str> = charges.iter().map(AsRef::as_ref).collect();
-        let charges = match charges.as_slice() {
-            [] => "no charge".to_owned(),
-            [one] => format!("1 charge: {one}"),
-            more => format!("{} charges: {}", more.len(), more.join(", ")),
-        };
-        writeln!(self.out, "          {prefix}client sees: {client_sees}")?;
-        writeln!(self.out, "          {prefix}ledger:      {charges}")
-    }
-
-    fn close(&mut self, failed: usize) -> io::Result<()> {
-        let scenes = SCENES.len();
-        match failed {
-            0 => writeln!(self.out, "demo: {scenes} scenes, all as told"),
-            _ => writeln!(self.out, "demo: {scenes} scenes, {failed} not as told"),
-        }
+/// "ok" and "FAILED", equally wide, and in colour on a terminal.
+fn verdicts() -> [&'static str; 2] {
+    if io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        ["\x1b[32mok    \x1b[0m", "\x1b[1;31mFAILED\x1b[0m"]
+    } else {
+        ["ok    ", "FAILED"]
     }
 }

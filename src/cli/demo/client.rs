@@ -9,26 +9,7 @@ use super::frame::Frame;
 /// How long the client waits for an answer.
 const TIME_OUT: Duration = Duration::from_millis(150);
 
-/// Which idempotency key each try of a payment bears.
-#[derive(Clone, Copy)]
-pub(super) enum Keys {
-    None,
-    /// Every try the same: what a key is for.
-    Same(&'static str),
-    /// Each try its own: the pitfall.
-    FreshEachTry(&'static str),
-}
-
-impl Keys {
-    pub(super) fn of_try(self, number: u32) -> Option<String> {
-        match self {
-            Self::None => None,
-            Self::Same(key) => Some(key.to_owned()),
-            Self::FreshEachTry(prefix) => Some(format!("{prefix}-try-{number}")),
-        }
-    }
-}
-
+/// One end of the link, and what came out of it.
 pub(super) struct Client {
     socket: UnixStream,
     last_id: u64,
@@ -36,17 +17,16 @@ pub(super) struct Client {
 }
 
 impl Client {
+    /// Makes a client, and returns the link's end of the socket to it.
     pub(super) fn new() -> io::Result<(Self, UnixStream)> {
         let (socket, link_end) = UnixStream::pair()?;
         socket.set_read_timeout(Some(TIME_OUT))?;
-        Ok((
-            Self {
-                socket,
-                last_id: 0,
-                saw: Vec::new(),
-            },
-            link_end,
-        ))
+        let client = Self {
+            socket,
+            last_id: 0,
+            saw: Vec::new(),
+        };
+        Ok((client, link_end))
     }
 
     /// Sends a request and returns its id.
@@ -76,6 +56,7 @@ impl Client {
         }
     }
 
+    /// Everything the client saw, in order.
     pub(super) fn saw(&self) -> String {
         self.saw.join("; then ")
     }

@@ -10,6 +10,7 @@ const TEXT_BYTES_MAX: u32 = 4096;
 pub(super) struct Frame {
     /// Chosen by the client, anew for each request; the reply bears that of its request.
     pub(super) id: u64,
+    /// What is asked or answered.
     pub(super) text: String,
 }
 
@@ -17,13 +18,8 @@ impl Frame {
     /// Writes the frame in one piece, so that a reader with a time-out finds the whole of it or nothing.
     pub(super) fn write(&self, mut socket: &UnixStream) -> io::Result<()> {
         let text_bytes = u32::try_from(self.text.len()).map_err(|_| too_long())?;
-        let frame = [
-            text_bytes.to_le_bytes().as_slice(),
-            &self.id.to_le_bytes(),
-            self.text.as_bytes(),
-        ]
-        .concat();
-        socket.write_all(&frame)
+        let (text_bytes, id) = (text_bytes.to_le_bytes(), self.id.to_le_bytes());
+        socket.write_all(&[&text_bytes, id.as_slice(), self.text.as_bytes()].concat())
     }
 
     /// Reads the next frame; `None` if the other side has hung up.
@@ -39,12 +35,10 @@ impl Frame {
         }
         let mut id = [0; 8];
         socket.read_exact(&mut id)?;
+        let id = u64::from_le_bytes(id);
         let mut text = String::new();
         socket.take(u64::from(text_bytes)).read_to_string(&mut text)?;
-        Ok(Some(Self {
-            id: u64::from_le_bytes(id),
-            text,
-        }))
+        Ok(Some(Self { id, text }))
     }
 
     /// As [`read`](Self::read), where the other side must not have hung up.

@@ -53,20 +53,20 @@ struct Service {
 }
 
 impl Service {
-    /// A request is a verb, an amount, and a key if the client has one.
+    /// A request is a verb, an amount, and a key, which is empty if the client has none.
     fn answer(&mut self, request: &str) -> Result<String> {
         match request.split('\t').collect::<Vec<_>>().as_slice() {
-            ["pay", amount] => self.charge(amount, None),
-            [_, amount, _] if self.habits.ignore_keys => self.charge(amount, None),
-            ["pay", amount, key] => self.pay_once(amount, &Key::new("payments", key)?, OnInterrupted::Surface),
-            ["take over", amount, key] => self.pay_once(amount, &Key::new("payments", key)?, OnInterrupted::TakeOver),
+            [_, amount, key] if key.is_empty() || self.habits.ignore_keys => self.charge(amount, None),
+            ["pay", amount, key] => self.pay_once(amount, key, OnInterrupted::Surface),
+            ["take over", amount, key] => self.pay_once(amount, key, OnInterrupted::TakeOver),
             _ => Err("a request that nobody understands".into()),
         }
     }
 
-    fn pay_once(&mut self, amount: &str, key: &Key, on_interrupted: OnInterrupted) -> Result<String> {
+    fn pay_once(&mut self, amount: &str, key: &str, on_interrupted: OnInterrupted) -> Result<String> {
+        let key = Key::new("payments", key)?;
         let with = ReserveOptions::new().on_interrupted(on_interrupted);
-        Ok(match self.store.reserve_with(key, Fingerprint::of(amount), &with)? {
+        Ok(match self.store.reserve_with(&key, Fingerprint::of(amount), &with)? {
             Reserve::Fresh(reservation) => {
                 let downstream_key = self.habits.send_key_on.then(|| key.downstream_key("charge"));
                 let response = self.charge(amount, downstream_key.as_deref())?;

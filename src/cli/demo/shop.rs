@@ -8,11 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::{env, fs, io};
 
 use super::Result;
-use super::client::{Client, Keys};
-use super::ledger::Ledger;
+use super::client::Client;
+use super::ledger;
 use super::link::{Cue, Link};
 use super::service::{CHARGED, Habits};
 
+/// A client and a payment service, and all that lies between them.
 pub(super) struct Shop {
     dir: PathBuf,
     /// How the service works that the shop opened with.
@@ -49,20 +50,20 @@ impl Shop {
         Ok(())
     }
 
-    /// The client pays. After a time-out it tries again, as often as there are cues for the link.
-    pub(super) fn pay(&mut self, amount: &str, keys: Keys, cues: &[Cue]) -> Result<()> {
-        self.ask("pay", amount, keys, cues)
+    /// The client pays, and after a time-out tries again while tries are left. A try is the key that it bears, and what
+    /// the link does to it.
+    pub(super) fn pay(&mut self, amount: &str, tries: &[(&str, Cue)]) -> Result<()> {
+        self.ask("pay", amount, tries)
     }
 
-    /// As [`pay`](Self::pay), by somebody who wants an interrupted payment to be taken over.
-    pub(super) fn take_over(&mut self, amount: &str, keys: Keys, cues: &[Cue]) -> Result<()> {
-        self.ask("take over", amount, keys, cues)
+    /// As [`pay`](Self::pay), but an interrupted payment is taken over.
+    pub(super) fn take_over(&mut self, amount: &str, tries: &[(&str, Cue)]) -> Result<()> {
+        self.ask("take over", amount, tries)
     }
 
-    fn ask(&mut self, verb: &str, amount: &str, keys: Keys, cues: &[Cue]) -> Result<()> {
-        for (number, cue) in (1..).zip(cues) {
-            let key = keys.of_try(number).map(|key| format!("\t{key}")).unwrap_or_default();
-            let id = self.client.ask(format!("{verb}\t{amount}{key}"))?;
+    fn ask(&mut self, verb: &str, amount: &str, tries: &[(&str, Cue)]) -> Result<()> {
+        for (key, cue) in tries {
+            let id = self.client.ask(format!("{verb}\t{amount}\t{key}"))?;
             self.link.carry(*cue)?;
             if *cue == Cue::KillService {
                 self.service.kill_once_charged()?;
@@ -74,12 +75,14 @@ impl Shop {
         Ok(())
     }
 
+    /// Everything the client saw.
     pub(super) fn client_saw(&self) -> String {
         self.client.saw()
     }
 
+    /// The amounts that were charged, read from the ledger's file.
     pub(super) fn charges(&self) -> Result<Vec<String>> {
-        Ok(Ledger::open(&self.dir)?.amounts()?)
+        Ok(ledger::amounts(&self.dir)?)
     }
 }
 
