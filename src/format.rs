@@ -31,7 +31,8 @@
 //! | 16 | store id | 16 bytes |
 //! | 32 | hash seed | 16 bytes |
 //! | 48 | created, by the wall clock | u64 ms |
-//! | 56 | zero | 452 bytes |
+//! | 56 | number of the segment with which the latest run began | u64 |
+//! | 64 | zero | 444 bytes |
 //! | 508 | `crc(0, bytes 0..508)` | u32 |
 //!
 //! ## Segment header: 256 bytes, two copies

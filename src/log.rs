@@ -280,6 +280,11 @@ impl Log {
         Ok(end)
     }
 
+    /// The number of the segment at the tail.
+    pub(crate) fn newest_number(&self) -> u64 {
+        self.tail.lock().as_ref().map_or(0, |tail| tail.life.number)
+    }
+
     /// The LSN behind the last record.
     pub(crate) fn end(&self) -> u64 {
         self.tail.lock().as_ref().map_or(0, Tail::end)
@@ -314,7 +319,8 @@ impl Log {
     }
 
     /// Recovery has come to its end: from here on the segments of this run hold new work.
-    pub(crate) fn recovered(&self, spares: Vec<Spare>) {
+    pub(crate) fn recovered(&self, spares: Vec<Spare>, oldest_live: u64) {
+        self.oldest_live.store(oldest_live, Ordering::Release);
         if let Some(tail) = self.tail.lock().as_mut() {
             tail.role = Role::Rolled;
         }

@@ -132,6 +132,12 @@ fn read_store_file(storage: &dyn Storage) -> Result<StoreFile, Error> {
     })
 }
 
+fn write_store_file(storage: &dyn Storage, store: &StoreFile) -> Result<(), Error> {
+    storage
+        .publish(STORE_FILE, &store.encode())
+        .map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))
+}
+
 fn unsupported(name: &str, version: u32) -> Error {
     let known = format::VERSION;
     Error::new(
@@ -152,7 +158,7 @@ fn create(
     for found in &files {
         let half_made = match &found.header {
             Some(header) => header.number == 1 && Scan::run(found, header)?.is_empty(),
-            None => found.blank,
+            None => found.never_lived(),
         };
         if !half_made {
             return Err(Error::corrupt(
@@ -174,6 +180,7 @@ fn create(
         store_id: entropy.bytes().map_err(no_entropy)?,
         hash_seed: entropy.bytes().map_err(no_entropy)?,
         created_ms: time.now_ms(),
+        run_number: 1,
     };
     let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
     let start = Start {
@@ -190,9 +197,7 @@ fn create(
         next_index: 1,
     };
     let log = Log::begin(run, start, Vec::new(), past)?;
-    storage
-        .publish(STORE_FILE, &store.encode())
-        .map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))?;
+    write_store_file(&*storage, &store)?;
     let commit = Commit::new(format::DATA_START);
     let shards = new_shards(shard_count, options, 0);
     let report = OpenReport {
@@ -291,12 +296,17 @@ fn recover(
     };
     let past = Past {
         newest_number: survey.newest_number,
-        oldest_live,
+        // What this recovery gives up is given up by its seal, which is not durable yet.
+        oldest_live: survey.oldest_live.max(1),
         synced_lsn: survey.synced_lsn,
         spares: survey.spares,
         next_index: survey.next_index,
     };
-    let run = new_run(storage, entropy, time, store.store_id, options)?;
+    // The entry of a file that a crash left may be known to the kernel alone.
+    storage
+        .sync_directory()
+        .map_err(|error| Error::io("syncing the directory", error))?;
+    let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
     let log = Log::begin(run, start, kept.clone(), past)?;
     let commit = Commit::new(survey.synced_lsn);
 
@@ -310,18 +320,24 @@ fn recover(
     let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
     let end = log.append(&mut seal, &commit)?.end;
     commit.wait(end, &|| log.sync())?;
+    write_store_file(
+        &*storage,
+        &StoreFile {
+            run_number: log.newest_number(),
+            ..*store
+        },
+    )?;
 
-    let spares = given_up
-        .iter()
-        .map(|life| Spare {
-            name: life.name.clone(),
-            bytes: life.bytes,
-        })
-        .collect();
+    // Only now is what was replaced, or given up by an earlier seal that may not have been durable, out of use for good.
+    let spares = given_up.iter().map(|life| Spare {
+        name: life.name.clone(),
+        bytes: life.bytes,
+    });
+    let spares = spares.chain(survey.spares_late).collect();
     // Nobody may hold a life whose file is given away.
     table.live = Live::default();
     drop((chain, given_up, kept));
-    log.recovered(spares);
+    log.recovered(spares, oldest_live);
     table.note(&log.live().read(), now_ms, &mut report)?;
     Ok(Opened {
         log,

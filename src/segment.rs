@@ -140,6 +140,13 @@ pub(crate) struct Found {
     pub(crate) blank: bool,
 }
 
+impl Found {
+    /// Whether this file can never have held a record: it is too short, or its headers were never written.
+    pub(crate) fn never_lived(&self) -> bool {
+        self.header.is_none() && (self.blank || self.data.len() <= format::DATA_START)
+    }
+}
+
 /// Reads both header copies of a segment file; changes nothing.
 pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Result<Found> {
     let data = storage.open_segment(name, Access::Read)?;

@@ -6,6 +6,11 @@
 //! Names are plain file names in the one directory. Files that are not asked for by name are never touched. This file
 //! must not know what the bytes mean.
 
+#![cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "public for tests that bring a storage of their own")
+)]
+
 mod files;
 
 use std::any::Any;
@@ -92,9 +97,12 @@ pub enum Access {
 
 /// One life of one segment file. Bytes are written in ascending order, once, by one writer at a time; what is written
 /// is published at once and does not change for as long as the value lives.
-#[expect(
-    clippy::len_without_is_empty,
-    reason = "the length is the file's, not how much of it was written"
+#[cfg_attr(
+    any(test, feature = "testing"),
+    expect(
+        clippy::len_without_is_empty,
+        reason = "the length is the file's, not how much of it was written"
+    )
 )]
 pub trait Segment: fmt::Debug + Send + Sync + 'static {
     /// The length of the file when it was opened.

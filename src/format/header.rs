@@ -1,4 +1,4 @@
-//! What is written once and stays: the store file, and the header copies of a segment's life.
+//! What is written once a run or a life: the store file, and the header copies of a segment's life.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::clock::TimeMark;
 const STORE_MAGIC: [u8; 8] = *b"KEYONCE\0";
 const SEGMENT_MAGIC: [u8; 8] = *b"KEYSEG\0\0";
 
-/// The store file: what the store is, and what must never change about it.
+/// The store file: what the store is, and where its latest run began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreFile {
     /// Random; in every segment header, so that segments of another store are never taken for ours.
@@ -18,6 +18,8 @@ pub(crate) struct StoreFile {
     pub(crate) hash_seed: [u8; 16],
     /// When the store was made, by the wall clock.
     pub(crate) created_ms: u64,
+    /// The number of the segment with which the latest run began: a store whose newest segment is older has lost some.
+    pub(crate) run_number: u64,
 }
 
 /// Why bytes are no store file of this version.
@@ -41,7 +43,8 @@ impl StoreFile {
             .u32(0)
             .put(self.store_id)
             .put(self.hash_seed)
-            .u64(self.created_ms);
+            .u64(self.created_ms)
+            .u64(self.run_number);
         seal(&mut bytes);
         bytes
     }
@@ -66,11 +69,13 @@ impl StoreFile {
         let store_id = fields.array()?;
         let hash_seed = fields.array()?;
         let created_ms = fields.u64()?;
-        let zeros = fields.slice(452)?;
+        let run_number = fields.u64()?;
+        let zeros = fields.slice(444)?;
         (zero == 0 && is_zero(zeros)).then_some(Self {
             store_id,
             hash_seed,
             created_ms,
+            run_number,
         })
     }
 }
@@ -274,10 +279,11 @@ mod tests {
     use super::*;
 
     fn store_files() -> impl Strategy<Value = StoreFile> {
-        any::<([u8; 16], [u8; 16], u64)>().prop_map(|(store_id, hash_seed, created_ms)| StoreFile {
+        any::<([u8; 16], [u8; 16], u64, u64)>().prop_map(|(store_id, hash_seed, created_ms, run_number)| StoreFile {
             store_id,
             hash_seed,
             created_ms,
+            run_number,
         })
     }
 
@@ -410,8 +416,9 @@ mod tests {
             store_id: [1; 16],
             hash_seed: [2; 16],
             created_ms: 3,
+            run_number: 4,
         };
-        for at in [12, 15, 56, 300, 507] {
+        for at in [12, 15, 64, 300, 507] {
             let mut bytes = store.encode();
             bytes[at] = 1;
             seal(&mut bytes);

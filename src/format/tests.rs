@@ -29,6 +29,7 @@ fn store_file() -> StoreFile {
         store_id: *b"store id store i",
         hash_seed: *b"hash seed hash s",
         created_ms: 1_767_225_600_000,
+        run_number: 0x11_2233_4455,
     }
 }
 

@@ -153,8 +153,10 @@ pub(super) struct Survey {
     pub(super) chain: Vec<Link>,
     /// Intervals of the log that a `Sealed` has replaced.
     pub(super) replaced: Intervals,
-    /// Files that can get a new life at once: nothing in them counts.
+    /// Files that can get a new life at once: nothing in them ever counted.
     pub(super) spares: Vec<Spare>,
+    /// Files that were given up by what may stand in the page cache alone: they wait until this recovery is sealed.
+    pub(super) spares_late: Vec<Spare>,
     pub(super) next_index: u32,
     pub(super) newest_number: u64,
     /// The LSN beyond the range of every header seen.
@@ -173,6 +175,7 @@ impl Survey {
             chain: Vec::new(),
             replaced: Intervals::default(),
             spares: Vec::new(),
+            spares_late: Vec::new(),
             next_index: files.iter().map(|found| found.index).max().unwrap_or(0) + 1,
             newest_number: 0,
             next_first_lsn: 0,
@@ -195,7 +198,7 @@ impl Survey {
                 None => match found.newer {
                     Some(version) => return Err(unsupported(&found.name, version)),
                     // A file that a crash left before its first header was durable, or that was never one.
-                    None if found.blank => survey.spares.extend(spare(&found)),
+                    None if found.never_lived() => survey.spares.extend(spare(&found)),
                     None => {
                         return Err(Error::corrupt(
                             &found.name,
@@ -219,6 +222,17 @@ impl Survey {
         }
         survey.drop_void(&mut lives)?;
         survey.link(lives)?;
+        if survey
+            .chain
+            .last()
+            .is_none_or(|link| link.header.number < store.run_number)
+        {
+            let reason = format!(
+                "segment {}, with which the latest run began, is missing",
+                store.run_number
+            );
+            return Err(Error::corrupt(STORE_FILE, 0, &reason));
+        }
         survey.claims();
         Ok(survey)
     }
@@ -299,7 +313,8 @@ impl Survey {
             self.chain.push(Link { found, header, scan });
         }
         self.chain.reverse();
-        self.spares.extend(lives.iter().filter_map(|(found, _)| spare(found)));
+        self.spares_late
+            .extend(lives.iter().filter_map(|(found, _)| spare(found)));
         for link in &self.chain {
             for (from, to) in link.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
                 self.replaced.add(*from, *to);

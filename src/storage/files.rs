@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -124,9 +124,15 @@ impl FileStorage {
         let bytes = found.len();
         let region_bytes = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let lock = self.lock.lock().upgrade();
+        if access == Access::NewLife && lock.is_none() {
+            return Err(not_locked());
+        }
+        if access == Access::NewLife && found.blocks().saturating_mul(512) < bytes {
+            // The file has holes: a copy, made by a tool that leaves zeros out.
+            reserve_blocks(&file, bytes)?;
+        }
         let region = match (access, self.append_mode) {
             (Access::Read, _) if lock.is_none() => None,
-            (Access::NewLife, _) if lock.is_none() => return Err(not_locked()),
             (Access::Read, _) => Some(Region::finished(&file, region_bytes)?),
             (Access::NewLife, AppendMode::Mapped) => Some(Region::mapped(&file, region_bytes)?),
             (Access::NewLife, AppendMode::Positioned) => Some(Region::positioned(&file, region_bytes)?),

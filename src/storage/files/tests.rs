@@ -252,6 +252,21 @@ fn a_segment_that_cannot_be_made_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_file_with_holes_gets_its_blocks_before_its_next_life() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("restored");
+    fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let storage = open(directory.path(), AppendMode::Mapped);
+    let _lock = storage.lock().unwrap().unwrap();
+    drop(storage.open_segment("restored", Access::Read).unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().blocks(), 0, "reading changes nothing");
+    drop(storage.open_segment("restored", Access::NewLife).unwrap());
+    let found = fs::metadata(&path).unwrap();
+    assert!(found.blocks() * 512 >= 1 << 20);
+    assert_eq!(found.len(), 1 << 20);
+}
+
+#[test]
 fn foreign_files_are_listed_and_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("notes.txt"), "mine").unwrap();
