@@ -221,7 +221,7 @@ impl Survey {
             ));
         }
         survey.drop_void(&mut lives)?;
-        survey.link(lives)?;
+        survey.link(lives, store.run_number)?;
         if survey
             .chain
             .last()
@@ -295,7 +295,7 @@ impl Survey {
     }
 
     /// Follows `previous` from the newest segment back; whatever is not met is a spare.
-    fn link(&mut self, mut lives: Vec<(Found, SegmentHeader)>) -> Result<(), Error> {
+    fn link(&mut self, mut lives: Vec<(Found, SegmentHeader)>, run_number: u64) -> Result<(), Error> {
         let Some((newest, _)) = lives.last() else {
             return Err(Error::corrupt(STORE_FILE, 0, "no segment lies beside it"));
         };
@@ -313,8 +313,15 @@ impl Survey {
             self.chain.push(Link { found, header, scan });
         }
         self.chain.reverse();
-        self.spares_late
-            .extend(lives.iter().filter_map(|(found, _)| spare(found)));
+        // The store file names a run only once its seal is durable, and with it what that run gave up.
+        for (found, header) in &lives {
+            let spares = if header.number < run_number {
+                &mut self.spares
+            } else {
+                &mut self.spares_late
+            };
+            spares.extend(spare(found));
+        }
         for link in &self.chain {
             for (from, to) in link.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
                 self.replaced.add(*from, *to);
