@@ -7,4 +7,5 @@
 )]
 
 mod cli_demo;
+mod ring;
 mod smoke;

@@ -1,0 +1,152 @@
+//! Segments end, are given up oldest first, and get a new life: what is live survives that, and the disk stays as large.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keyonce::testing::{self, ManualClock, SimDisk, Storage};
+use keyonce::{Body, Completion, Durability, Fingerprint, Key, Options, Reserve, Retention, Store};
+
+const START_MS: u64 = 1_767_225_600_000;
+
+fn options(clock: &ManualClock) -> Options {
+    Options::new()
+        .clock(Arc::new(clock.clone()))
+        .durability(Durability::ProcessCrash)
+        .retention(Retention::new(Duration::from_secs(60), 10.0))
+        .lease(Duration::from_secs(30))
+        .response_bytes_max(16 << 10)
+        .segment_bytes(192 << 10)
+}
+
+fn segment_files(disk: &SimDisk) -> usize {
+    disk.list()
+        .unwrap()
+        .iter()
+        .filter(|name| name.starts_with("segment-"))
+        .count()
+}
+
+fn key(id: impl std::fmt::Display) -> Key {
+    Key::new("ring", id.to_string()).unwrap()
+}
+
+fn request() -> Fingerprint {
+    Fingerprint::of("same")
+}
+
+fn finish(store: &Store, id: impl std::fmt::Display, response: &[u8]) {
+    let Reserve::Fresh(reservation) = store.reserve(&key(&id), request()).unwrap() else {
+        panic!("{id} is new")
+    };
+    assert_eq!(reservation.complete(response).unwrap(), Completion::Done);
+}
+
+fn replayed(store: &Store, id: impl std::fmt::Display) -> Option<Vec<u8>> {
+    match store.reserve(&key(&id), request()).unwrap() {
+        Reserve::Replay(response) => match response.body() {
+            Body::Kept(body) => Some(body.to_vec()),
+            Body::NotKept { .. } => None,
+        },
+        _ => None,
+    }
+}
+
+#[test]
+fn sixty_openings_with_ten_keys_each_leave_few_files() {
+    let (mut disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    for opening in 0..60 {
+        let store = testing::open(disk.clone(), options(&clock), opening).unwrap();
+        for n in 0..10 {
+            finish(&store, format_args!("{opening}-{n}"), b"done");
+        }
+        for earlier in 0..=opening {
+            assert_eq!(
+                replayed(&store, format_args!("{earlier}-3")).as_deref(),
+                Some(&b"done"[..]),
+                "{earlier}"
+            );
+        }
+        if opening % 2 == 0 {
+            store.close(Duration::ZERO).unwrap();
+        } else {
+            // A kill: no end mark.
+            disk = disk.kill();
+        }
+        assert!(segment_files(&disk) <= 4, "after opening {opening}: {:?}", disk.list());
+        clock.advance(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn ten_windows_at_a_steady_rate_keep_the_disk_as_large_as_two() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let body = vec![7; 2_000];
+    let mut after_two = 0;
+    for n in 0..6_000_u64 {
+        finish(&store, n, &body);
+        clock.advance(Duration::from_millis(100));
+        if n == 1_200 {
+            after_two = segment_files(&disk);
+        }
+        if n % 97 == 0 {
+            let live = n.saturating_sub(500);
+            assert_eq!(replayed(&store, live).as_deref(), Some(&body[..]), "key {live} at {n}");
+        }
+    }
+    assert!(
+        segment_files(&disk) <= after_two + 1,
+        "{after_two} files grew to {}",
+        segment_files(&disk)
+    );
+    assert!(store.stats().segments as usize <= after_two);
+}
+
+#[test]
+fn an_unfinished_key_outlives_its_segment_also_through_power_loss() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let Reserve::Fresh(held) = store.reserve(&key("held"), request()).unwrap() else {
+        panic!("new")
+    };
+    assert_eq!(held.save_checkpoint(b"half way").unwrap(), Completion::Done);
+    let body = vec![7; 2_000];
+    for n in 0..3_000_u64 {
+        finish(&store, n, &body);
+        clock.advance(Duration::from_millis(100));
+        if n % 100 == 0 {
+            assert_eq!(held.renew(Duration::from_secs(30)).unwrap(), Completion::Done);
+        }
+    }
+    store.sync().unwrap();
+    for image in [disk.crash_all_old(), disk.crash_all_new(), disk.crash_image(5)] {
+        let reopened = testing::open(image, options(&clock), 2).unwrap();
+        let Reserve::Interrupted(found) = reopened.reserve(&key("held"), request()).unwrap() else {
+            panic!("a held key is never forgotten")
+        };
+        assert_eq!((found.token, found.checkpoint()), (held.token(), &b"half way"[..]));
+        assert!(matches!(
+            reopened.reserve(&key("held"), Fingerprint::of("other")).unwrap(),
+            Reserve::Mismatch(_)
+        ));
+    }
+    assert_eq!(held.complete(b"late, and it counts").unwrap(), Completion::Done);
+    assert_eq!(replayed(&store, "held").as_deref(), Some(&b"late, and it counts"[..]));
+}
+
+#[test]
+fn an_interrupted_key_that_nobody_resolves_expires_and_is_counted() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk, options(&clock), 1).unwrap();
+    drop(store.reserve(&key("lost"), request()).unwrap());
+    let body = vec![7; 2_000];
+    for n in 0..6_000_u64 {
+        finish(&store, n, &body);
+        clock.advance(Duration::from_millis(100));
+    }
+    assert_eq!(store.stats().expired_unresolved, 1);
+    assert!(matches!(
+        store.reserve(&key("lost"), Fingerprint::of("other")).unwrap(),
+        Reserve::Fresh(_)
+    ));
+}
