@@ -74,6 +74,12 @@ mod modelled {
         }
     }
 
+    impl<T: Default> Default for Mutex<T> {
+        fn default() -> Self {
+            Self::new(T::default())
+        }
+    }
+
     /// Loom's own reader-writer lock has no `Debug`, and readers here never overlap a writer for long: a mutex models both.
     #[derive(Debug)]
     pub(crate) struct RwLock<T>(loom::sync::Mutex<T>);
