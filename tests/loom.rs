@@ -9,9 +9,8 @@
 //!     cargo test --release --features testing --test loom
 //! ```
 //!
-//! `LOOM_MAX_PREEMPTIONS` bounds how often a thread is stopped while it could go on; a model that would take too long
-//! lowers it. Each model prints how many executions it explored. A thread that nobody wakes is found without a clock: loom
-//! fails as soon as no thread can run.
+//! `LOOM_MAX_PREEMPTIONS` bounds how often a thread is stopped while it could go on. Each model prints how many executions
+//! it explored. A thread that nobody wakes is found without a clock: loom fails as soon as no thread can run.
 //!
 //! **Acknowledged before durable** is found so: the moment a thread is answered it takes the image that a power loss would
 //! leave if nothing got through but what was synced. When all is explored, each image that was seen is opened, and must
@@ -27,8 +26,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
 use keyonce::{
-    Body, Completion, Durability, Error, ErrorKind, Fingerprint, Key, KeyState, Options, Reserve, ReserveOptions, Retention,
-    Store,
+    Body, Completion, Durability, Error, ErrorKind, Fingerprint, Key, KeyState, Options, Reserve, ReserveOptions,
+    Retention, Store,
 };
 use loom::thread;
 
@@ -38,24 +37,28 @@ const SEGMENT: &str = "segment-00000001.keyonce";
 const SEGMENT_BYTES: u64 = 192 << 10;
 /// Steps of one execution; opening and closing the store are most of them.
 const BRANCHES_MAX: usize = 20_000;
+/// Preemptions explored when the environment does not say.
+const PREEMPTIONS: usize = 3;
 /// Longer than anything here takes; time stands still unless a model moves it.
 const WAIT: Duration = Duration::from_secs(3600);
 const LEASE: Duration = Duration::from_secs(10);
 const RESPONSE: &[u8] = b"paid 9.99";
 
-/// Runs `model` in every order with at most as many preemptions as the environment says, or `preemptions_max` if that is less.
-fn explore(name: &str, preemptions_max: usize, model: impl Fn() + Send + Sync + 'static) {
+/// Runs `model` in every order with at most as many preemptions as the environment says.
+fn explore(name: &str, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.max_branches = builder.max_branches.max(BRANCHES_MAX);
-    let bound = builder.preemption_bound.map_or(preemptions_max, |bound| bound.min(preemptions_max));
-    builder.preemption_bound = Some(bound);
+    let bound = *builder.preemption_bound.get_or_insert(PREEMPTIONS);
     let executions = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&executions);
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         model();
     });
-    say(&format!("{name}: {} executions, at most {bound} preemptions", executions.load(Ordering::Relaxed)));
+    say(&format!(
+        "{name}: {} executions, at most {bound} preemptions",
+        executions.load(Ordering::Relaxed)
+    ));
 }
 
 /// Past the capture of the test harness, so that a passing run shows the figures, too.
@@ -137,7 +140,9 @@ impl Book {
     /// To be called before anything else that the model checker sees happens on this thread.
     fn note(&self, disk: &SimDisk, id: &'static str, told: Told) {
         let image = disk.crash_all_old();
-        let mut synced = image.read(SEGMENT, usize::MAX).expect("the segment was there before the first answer");
+        let mut synced = image
+            .read(SEGMENT, usize::MAX)
+            .expect("the segment was there before the first answer");
         synced.truncate(synced.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry((synced, id, told)).or_insert(image);
@@ -153,9 +158,16 @@ impl Book {
                 let store = open(&image.kill(), Durability::PowerLoss, &ManualClock::default());
                 let found = store.peek(&key(id)).expect("a sound image").map(|info| info.state);
                 match told {
-                    Told::Known => assert!(found.is_some(), "{id} was told to be known, and a power loss forgets it"),
+                    Told::Known => assert!(
+                        found.is_some(),
+                        "{id} was told to be known, and a power loss forgets it"
+                    ),
                     Told::Done => {
-                        assert_eq!(found, Some(KeyState::Done), "{id} was told to be done, and a power loss undoes it");
+                        assert_eq!(
+                            found,
+                            Some(KeyState::Done),
+                            "{id} was told to be done, and a power loss undoes it"
+                        );
                         let replay = reserve(&store, id).expect("a sound image");
                         assert!(is_replay(&replay), "{replay:?}");
                     }
@@ -193,7 +205,7 @@ fn note_answer(book: &Book, disk: &SimDisk, id: &'static str, answer: &Reserve) 
 
 #[test]
 fn of_two_threads_that_reserve_one_key_exactly_one_is_fresh() {
-    explore("two threads, one key", 3, || {
+    explore("two threads, one key", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let other = {
             let store = store.clone();
@@ -201,8 +213,14 @@ fn of_two_threads_that_reserve_one_key_exactly_one_is_fresh() {
         };
         let answers = [reserve(&store, "a"), other.join().expect("the thread ended well")];
         let answers = answers.map(|answer| answer.expect("nothing fails here"));
-        let fresh = answers.iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
-        let in_flight = answers.iter().filter(|answer| matches!(answer, Reserve::InFlight(_))).count();
+        let fresh = answers
+            .iter()
+            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
+            .count();
+        let in_flight = answers
+            .iter()
+            .filter(|answer| matches!(answer, Reserve::InFlight(_)))
+            .count();
         assert_eq!((fresh, in_flight), (1, 1), "{answers:?}");
     });
 }
@@ -212,7 +230,7 @@ fn what_three_threads_are_told_about_two_keys_survives_a_power_loss() {
     let name = "three threads, two keys, PowerLoss";
     let book = Book::default();
     let noted = book.clone();
-    explore(name, 2, move || {
+    explore(name, move || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
         let_others_in_at_syncs(&disk);
         let ask = |id: &'static str| {
@@ -227,7 +245,10 @@ fn what_three_threads_are_told_about_two_keys_survives_a_power_loss() {
         let third = ask("b")();
         let [a, b] = threads.map(|thread| thread.join().expect("the thread ended well"));
         assert!(matches!(a, Reserve::Fresh(_)), "{a:?}");
-        let fresh = [&b, &third].iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
+        let fresh = [&b, &third]
+            .iter()
+            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
+            .count();
         assert_eq!(fresh, 1, "{b:?} {third:?}");
     });
     book.check(name);
@@ -238,20 +259,26 @@ fn a_response_is_replayed_and_completed_only_once_it_survives_a_power_loss() {
     let name = "a completion against a reserve, PowerLoss";
     let book = Book::default();
     let noted = book.clone();
-    explore(name, 3, move || {
+    explore(name, move || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
         let_others_in_at_syncs(&disk);
         let reservation = reserve_fresh(&store, "a");
         let owner = {
             let (disk, book) = (disk.clone(), noted.clone());
             thread::spawn(move || {
-                assert_eq!(reservation.complete(RESPONSE).expect("nothing fails here"), Completion::Done);
+                assert_eq!(
+                    reservation.complete(RESPONSE).expect("nothing fails here"),
+                    Completion::Done
+                );
                 book.note(&disk, "a", Told::Done);
             })
         };
         let answer = reserve(&store, "a").expect("nothing fails here");
         note_answer(&noted, &disk, "a", &answer);
-        assert!(is_replay(&answer) || matches!(answer, Reserve::InFlight(_)), "{answer:?}");
+        assert!(
+            is_replay(&answer) || matches!(answer, Reserve::InFlight(_)),
+            "{answer:?}"
+        );
         owner.join().expect("the thread ended well");
     });
     book.check(name);
@@ -259,7 +286,7 @@ fn a_response_is_replayed_and_completed_only_once_it_survives_a_power_loss() {
 
 #[test]
 fn a_waiter_is_woken_by_the_completion_and_replays_it() {
-    explore("a waiter against a completion", 3, || {
+    explore("a waiter against a completion", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let reservation = reserve_fresh(&store, "a");
         let owner = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
@@ -271,7 +298,7 @@ fn a_waiter_is_woken_by_the_completion_and_replays_it() {
 
 #[test]
 fn a_waiter_is_woken_by_the_release_and_becomes_the_owner() {
-    explore("a waiter against a release", 3, || {
+    explore("a waiter against a release", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let reservation = reserve_fresh(&store, "a");
         let owner = thread::spawn(move || reservation.release().expect("nothing fails here"));
@@ -283,12 +310,15 @@ fn a_waiter_is_woken_by_the_release_and_becomes_the_owner() {
 
 #[test]
 fn of_two_waiters_a_release_makes_one_the_owner_and_its_completion_wakes_the_other() {
-    explore("two waiters against a release", 2, || {
+    explore("two waiters against a release", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let reservation = reserve_fresh(&store, "a");
         let wait = |store: Store| match reserve_waiting(&store, "a").expect("nothing fails here") {
             Reserve::Fresh(reservation) => {
-                assert_eq!(reservation.complete(RESPONSE).expect("nothing fails here"), Completion::Done);
+                assert_eq!(
+                    reservation.complete(RESPONSE).expect("nothing fails here"),
+                    Completion::Done
+                );
                 true
             }
             answer => {
@@ -309,7 +339,7 @@ fn of_two_waiters_a_release_makes_one_the_owner_and_its_completion_wakes_the_oth
 
 #[test]
 fn a_waiter_is_woken_by_the_drop_and_told_interrupted() {
-    explore("a waiter against a drop", 3, || {
+    explore("a waiter against a drop", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let reservation = reserve_fresh(&store, "a");
         let owner = thread::spawn(move || drop(reservation));
@@ -321,7 +351,7 @@ fn a_waiter_is_woken_by_the_drop_and_told_interrupted() {
 
 #[test]
 fn a_waiter_is_woken_by_the_end_of_the_lease() {
-    explore("a waiter against the clock", 3, || {
+    explore("a waiter against the clock", || {
         let clock = ManualClock::default();
         let store = open(&SimDisk::new(), Durability::ProcessCrash, &clock);
         let reservation = reserve_fresh(&store, "a");
@@ -335,13 +365,15 @@ fn a_waiter_is_woken_by_the_end_of_the_lease() {
 
 #[test]
 fn of_a_take_over_and_a_late_completion_one_acts() {
-    explore("a take-over against a late completion", 3, || {
+    explore("a take-over against a late completion", || {
         let clock = ManualClock::default();
         let store = open(&SimDisk::new(), Durability::ProcessCrash, &clock);
         let reservation = reserve_fresh(&store, "a");
         let late_token = reservation.token();
         clock.advance(LEASE);
-        let Ok(Reserve::Interrupted(interrupted)) = reserve(&store, "a") else { panic!("the lease has lapsed") };
+        let Ok(Reserve::Interrupted(interrupted)) = reserve(&store, "a") else {
+            panic!("the lease has lapsed")
+        };
         let late = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
         let answer = interrupted.take_over().expect("nothing fails here");
         let late = late.join().expect("the thread ended well");
@@ -350,14 +382,17 @@ fn of_a_take_over_and_a_late_completion_one_acts() {
                 assert_eq!((late, next.attempt_view().number()), (Completion::Superseded, 2));
                 assert!(next.token() > late_token, "tokens grow");
             }
-            _ => assert!(is_replay(&answer) && late == Completion::Done, "{answer:?}, and the owner was told {late:?}"),
+            _ => assert!(
+                is_replay(&answer) && late == Completion::Done,
+                "{answer:?}, and the owner was told {late:?}"
+            ),
         }
     });
 }
 
 #[test]
 fn of_two_take_overs_one_acts() {
-    explore("two take-overs", 3, || {
+    explore("two take-overs", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         reserve_fresh(&store, "a").interrupt();
         let take_over = |answer| match answer {
@@ -367,8 +402,14 @@ fn of_two_take_overs_one_acts() {
         let [mine, theirs] = [reserve(&store, "a"), reserve(&store, "a")];
         let other = thread::spawn(move || take_over(theirs));
         let answers = [take_over(mine), other.join().expect("the thread ended well")];
-        let fresh = answers.iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
-        let in_flight = answers.iter().filter(|answer| matches!(answer, Reserve::InFlight(_))).count();
+        let fresh = answers
+            .iter()
+            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
+            .count();
+        let in_flight = answers
+            .iter()
+            .filter(|answer| matches!(answer, Reserve::InFlight(_)))
+            .count();
         assert_eq!((fresh, in_flight), (1, 1), "{answers:?}");
     });
 }
@@ -376,7 +417,7 @@ fn of_two_take_overs_one_acts() {
 /// The first sync of the model fails; the second would say "ok", as on ext4.
 #[test]
 fn after_a_failed_sync_everyone_gets_an_error_and_nobody_hangs() {
-    explore("three threads against a failing sync", 2, || {
+    explore("three threads against a failing sync", || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
         let door = loom::sync::atomic::AtomicUsize::new(0);
         let failed = AtomicU64::new(0);
@@ -407,7 +448,7 @@ fn after_a_failed_sync_everyone_gets_an_error_and_nobody_hangs() {
 
 #[test]
 fn closing_the_store_wakes_its_waiters() {
-    explore("a waiter against close", 3, || {
+    explore("a waiter against close", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
         let reservation = reserve_fresh(&store, "a");
         let closer = {
@@ -415,7 +456,9 @@ fn closing_the_store_wakes_its_waiters() {
             thread::spawn(move || store.close(Duration::ZERO).expect("nothing fails here"))
         };
         let answer = reserve_waiting(&store, "a");
-        let error = answer.map(|answer| panic!("told {answer:?}, and nobody ended the reservation")).map(|never: ()| never);
+        let error = answer
+            .map(|answer| panic!("told {answer:?}, and nobody ended the reservation"))
+            .map(|never: ()| never);
         assert_eq!(error.expect_err("the store was closed").kind(), ErrorKind::Closed);
         assert_eq!(closer.join().expect("the thread ended well").unfinished, 1);
         drop(reservation);
@@ -427,7 +470,7 @@ fn who_is_told_fresh_while_the_store_closes_has_a_record_on_the_disk() {
     let name = "a reserve against close, PowerLoss";
     let book = Book::default();
     let noted = book.clone();
-    explore(name, 3, move || {
+    explore(name, move || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
         let closer = {
             let store = store.clone();
