@@ -215,15 +215,16 @@ fn pairs_process_crash(criterion: &mut Criterion, samples: &mut Samples) {
     for append_mode in [AppendMode::Mapped, AppendMode::Positioned] {
         for threads in [1, 2] {
             let name = pair_name(threads, append_mode);
+            let directory = directory();
+            let options = Options::default()
+                .durability(Durability::ProcessCrash)
+                .append_mode(append_mode)
+                .retention(Retention::new(WINDOW, PAIRS_PER_SECOND));
+            let store = open(&directory, options);
+            let mut used = 0;
+            // Criterion calls the closure once for each of its samples: they share one store.
             group.bench_function(name, |bencher| {
-                let directory = directory();
-                let options = Options::default()
-                    .durability(Durability::ProcessCrash)
-                    .append_mode(append_mode)
-                    .retention(Retention::new(WINDOW, PAIRS_PER_SECOND));
-                let store = open(&directory, options);
                 let taken = samples.entry(name).or_default();
-                let mut used = 0;
                 bencher.iter_custom(|iterations| {
                     let each = iterations.div_ceil(threads as u64);
                     let start = Barrier::new(threads);
@@ -266,12 +267,12 @@ fn pairs_process_crash(criterion: &mut Criterion, samples: &mut Samples) {
 fn pairs_power_loss(criterion: &mut Criterion, samples: &mut Samples) {
     let mut group = criterion.benchmark_group("pair");
     group.throughput(Throughput::Elements(1));
+    let directory = directory();
+    let store = open(&directory, Options::default());
+    let file = yardstick_file(&directory);
+    let mut number = 0_u64;
     for (name, is_pair) in [(SYNC, false), (PAIR_POWER_LOSS, true)] {
         group.bench_function(name, |bencher| {
-            let directory = directory();
-            let store = open(&directory, Options::default());
-            let file = yardstick_file(&directory);
-            let mut number = 0_u64;
             bencher.iter_custom(|iterations| {
                 let mut total = Duration::ZERO;
                 for _ in 0..iterations {
