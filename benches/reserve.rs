@@ -7,15 +7,15 @@
 //! KEYONCE_BENCH_DIR=/mnt/disk cargo bench --bench reserve
 //! ```
 //!
-//! The reference work: an id of 36 bytes, a scope of 8, a fingerprint of 16, a response of 200. Keys are made outside the
-//! clock. A **pair** is one reserve that is told Fresh and the completion of it.
+//! The reference work: an id of 36 bytes, a scope of 8, a fingerprint of 16, a response of 200. Keys are made outside
+//! the clock. A **pair** is one reserve that is told Fresh and the completion of it.
 //!
-//! Figures are medians. Calls of less than a microsecond are timed in runs of [`RUN`], syncs one by one. The yardstick of
-//! PowerLoss, *sync*, is writing 512 bytes into written blocks of a file and `fdatasync`; it is taken in turn with the pairs, so
-//! that both meet the same disk.
+//! Figures are medians. Calls of less than a microsecond are timed in runs of [`RUN`], syncs one by one. The yardstick
+//! of PowerLoss, *sync*, is writing 512 bytes into written blocks of a file and `fdatasync`; it is taken in turn with
+//! the pairs, so that both meet the same disk.
 //!
-//! Stores that are written to remember for [`WINDOW`] only, so that after one window the log overwrites segments that it has
-//! used before, as it does in a service.
+//! Stores that are written to remember for [`WINDOW`] only, so that after one window the log overwrites segments that
+//! it has used before, as it does in a service.
 
 use std::collections::BTreeMap;
 use std::fs::File;

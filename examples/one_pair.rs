@@ -1,5 +1,5 @@
-//! Reserves and completes keys, one after the other, each of them safe from a power loss: the shortest useful program, and
-//! one whose system calls can be counted.
+//! Reserves and completes keys, one after the other, each of them safe from a power loss: the shortest useful program,
+//! and one whose system calls can be counted.
 //!
 //! ```text
 //! cargo build --release --example one_pair
@@ -9,8 +9,8 @@
 //! done
 //! ```
 //!
-//! Opening and closing a store sync, too, as often in the one run as in the other; what is left is two syncs for each of the
-//! hundred pairs that the second run has more.
+//! Opening and closing a store sync, too, as often in the one run as in the other; what is left is two syncs for each
+//! of the hundred pairs that the second run has more.
 
 use std::error::Error;
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let syncs_before = store.stats().syncs;
     let (mut executed, mut replayed) = (0_u64, 0_u64);
     for order in 0..pairs {
-        let key = Key::new("charges", &format!("order-{order}"))?;
+        let key = Key::new("charges", format!("order-{order}"))?;
         match store.reserve(&key, Fingerprint::of("9.99 EUR"))? {
             Reserve::Fresh(reservation) => {
                 // The work that must not happen twice goes here.
