@@ -1,2 +1,10 @@
-//! The program `keyonce`.
-fn main() {}
+//! The program `keyonce`. All it does is in `cli`.
+
+use std::process::ExitCode;
+
+#[path = "../cli/mod.rs"]
+mod cli;
+
+fn main() -> ExitCode {
+    cli::main()
+}
