@@ -11,14 +11,10 @@
 //! complete: the repeat goes on with the reservation and interrupts it, so nobody waits for a lease to lapse.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, ErrorKind as IoKind, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, ErrorKind as IoKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
@@ -28,7 +24,8 @@ use keyonce::{
     Options, Reservation, Reserve, ReserveOptions, Response, Retention, Store, Token,
 };
 
-use super::output::{Ending, HEAD_BYTES, Output, Recorded, Recorder, Stream};
+use super::listen::{Outlets, listen};
+use super::output::{Ending, HEAD_BYTES, Output, Recorded, Recorder};
 use super::runner::{Life, Runner};
 use super::{Failure, KEYONCE_FAILED, say};
 
@@ -58,12 +55,6 @@ const STDIN_BYTES_MAX: u64 = 16 << 20;
 const OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// The keys of a window that the store's files are laid out for; more are welcome.
 const KEYS_PLANNED: f64 = 10_000.0;
-/// How much of an output is read at once.
-const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks that wait to be recorded.
-const CHUNKS_WAITING_MAX: usize = 16;
-/// The pause before writing again to an output that does not block and is full.
-const FULL_OUTPUT_PAUSE: Duration = Duration::from_millis(1);
 /// What the command line's fingerprint begins with, so that no other use of the store gives the same.
 const FINGERPRINT_LABEL: &str = "keyonce run 1";
 /// The label of the downstream key that the command is given.
@@ -282,7 +273,8 @@ enum Asked {
 }
 
 fn ask(args: &RunArgs, store: &Store, key: &Key, fingerprint: Fingerprint) -> Result<Asked, Failure> {
-    let mut with = ReserveOptions::new().retention(args.retention);
+    // The lease is the one that detaching asks for: refused here if it is out of range, before the command has started.
+    let mut with = ReserveOptions::new().retention(args.retention).lease(args.lease);
     if let Some(issued_at) = args.issued_at {
         with = with.issued_at(SystemTime::from(issued_at));
     }
@@ -457,7 +449,8 @@ fn run_once(args: &RunArgs, store: Store, reservation: Reservation, input: Optio
     let detached = save(&reservation, &runner).and_then(|()| Ok(reservation.detach(args.lease)?));
     close(&store);
     drop(store);
-    let recorded = listen(args, &mut child, input, &mut outlets);
+    let recorder = Recorder::new(args.output_max.max(HEAD_BYTES));
+    let recorded = listen(&mut child, input, recorder, &mut outlets);
     let (ending, recorded) = recorded.map_err(|error| {
         Failure::of(
             "the command was started, but it cannot be followed, and its key will be interrupted",
@@ -515,64 +508,6 @@ fn not_started(store: Store, reservation: Reservation, error: io::Error) -> Fail
     }
 }
 
-/// Passes on what the command writes, as it comes, until it has ended and its outputs are closed.
-fn listen(
-    args: &RunArgs,
-    child: &mut Child,
-    input: Option<Vec<u8>>,
-    outlets: &mut Outlets,
-) -> io::Result<(Ending, Recorded)> {
-    let pipes = child.stdout.take().zip(child.stderr.take()).ok_or(IoKind::BrokenPipe)?;
-    let feed = child.stdin.take().zip(input);
-    let mut recorder = Recorder::new(args.output_max.max(HEAD_BYTES));
-    thread::scope(|scope| {
-        let (chunks, recorded) = sync_channel(CHUNKS_WAITING_MAX);
-        let spawn = |name: &str| thread::Builder::new().name(name.to_owned());
-        if let Some((mut pipe, input)) = feed {
-            // A command that does not want all of its input closes it; what it makes of that is its own affair.
-            spawn("input").spawn_scoped(scope, move || pipe.write_all(&input).is_ok())?;
-        }
-        let Outlets { out, err } = outlets;
-        let out_chunks = chunks.clone();
-        let out = spawn("output").spawn_scoped(scope, move || pump(pipes.0, Stream::Out, out, &out_chunks))?;
-        let err = spawn("errors").spawn_scoped(scope, move || pump(pipes.1, Stream::Err, err, &chunks))?;
-        for (stream, bytes) in recorded {
-            let bytes: Vec<u8> = bytes;
-            recorder.record(stream, &bytes);
-        }
-        for pump in [out, err] {
-            pump.join()
-                .map_err(|_| io::Error::other("a thread that reads the command's output has ended early"))??;
-        }
-        Ok::<_, io::Error>(())
-    })?;
-    let ending =
-        Ending::of(child.wait()?).ok_or_else(|| io::Error::other("the command's exit status cannot be read"))?;
-    Ok((ending, recorder.finish(ending)))
-}
-
-/// Passes one output on until it is closed.
-fn pump(
-    mut pipe: impl Read,
-    stream: Stream,
-    outlet: &mut Outlet,
-    chunks: &SyncSender<(Stream, Vec<u8>)>,
-) -> io::Result<()> {
-    let mut buffer = vec![0; CHUNK_BYTES];
-    loop {
-        let bytes = match pipe.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(read) => buffer.get(..read).unwrap_or_default(),
-            Err(error) if error.kind() == IoKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        outlet.pass_on(bytes);
-        if chunks.send((stream, bytes.to_vec())).is_err() {
-            return Err(IoKind::BrokenPipe.into());
-        }
-    }
-}
-
 /// Stores how the command ended and what it wrote. The caller ends with the command's status only after this.
 fn complete(args: &RunArgs, key: &Key, token: Token, status: u8, recorded: Recorded) -> Result<(), Failure> {
     let store = open(args, COMPLETE_LOCK_WAIT)
@@ -605,66 +540,4 @@ fn not_stored(status: u8, error: Error) -> Failure {
 
 fn not_stored_sentence(status: u8) -> String {
     format!("the command ended with status {status}, but that is not stored, and its key will be interrupted")
-}
-
-/// This process's own two outputs.
-struct Outlets {
-    out: Outlet,
-    err: Outlet,
-}
-
-impl Outlets {
-    fn open() -> Result<Self, Failure> {
-        let failed = |error| Failure::of("the outputs cannot be used", error);
-        let out = Outlet::on(io::stdout()).map_err(failed)?;
-        let err = Outlet::on(io::stderr()).map_err(failed)?;
-        Ok(Self { out, err })
-    }
-
-    fn of(&mut self, stream: Stream) -> &mut Outlet {
-        match stream {
-            Stream::Out => &mut self.out,
-            Stream::Err => &mut self.err,
-        }
-    }
-
-    /// Fails if something could not be passed on. A reader that has closed its end wanted no more, and that is no failure.
-    fn check(self, what: &str) -> Result<(), Failure> {
-        let failed = [self.out.failed, self.err.failed]
-            .into_iter()
-            .flatten()
-            .find(|error| error.kind() != IoKind::BrokenPipe);
-        match failed {
-            Some(error) => Err(Failure::of(format!("{what} cannot be written"), error)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// One output, without a buffer: what is passed on is seen at once.
-struct Outlet {
-    file: File,
-    /// The first failure; nothing is passed on after it.
-    failed: Option<io::Error>,
-}
-
-impl Outlet {
-    fn on(output: impl AsFd) -> io::Result<Self> {
-        Ok(Self {
-            file: File::from(output.as_fd().try_clone_to_owned()?),
-            failed: None,
-        })
-    }
-
-    fn pass_on(&mut self, mut bytes: &[u8]) {
-        while self.failed.is_none() && !bytes.is_empty() {
-            match self.file.write(bytes) {
-                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-                Err(error) if error.kind() == IoKind::Interrupted => {}
-                // Whoever shares the output has set it so that it does not block.
-                Err(error) if error.kind() == IoKind::WouldBlock => thread::sleep(FULL_OUTPUT_PAUSE),
-                Err(error) => self.failed = Some(error),
-            }
-        }
-    }
 }

@@ -6,4 +6,5 @@
     reason = "a test that cannot go on should panic"
 )]
 
+mod cli_run;
 mod smoke;
