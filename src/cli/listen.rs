@@ -1,7 +1,7 @@
 //! Following a command: what it writes is passed on as it comes, and recorded, until it ends.
 //!
-//! One thread reads each output and passes it on, so that one whose reader is slow does not hold up the other; what they read
-//! meets in a channel, and is recorded in the order in which it arrived there.
+//! One thread reads each output and passes it on, so that one whose reader is slow does not hold up the other; what
+//! they read meets in a channel, and is recorded in the order in which it arrived there.
 
 use std::fs::File;
 use std::io::{self, ErrorKind as IoKind, Read, Write};
@@ -101,7 +101,8 @@ impl Outlets {
         }
     }
 
-    /// Fails if something could not be passed on. A reader that has closed its end wanted no more, and that is no failure.
+    /// Fails if something could not be passed on. A reader that has closed its end wanted no more, and that is no
+    /// failure.
     pub(crate) fn check(self, what: &str) -> Result<(), Failure> {
         let failed = [self.out.failed, self.err.failed]
             .into_iter()

@@ -15,7 +15,8 @@ mod output;
 mod run;
 mod runner;
 
-/// The exit status for what is keyonce's own failure, a wrong command line among it. As `env`, `nohup` and `timeout` do.
+/// The exit status for what is keyonce's own failure, a wrong command line among it. As `env`, `nohup` and `timeout`
+/// do.
 pub(crate) const KEYONCE_FAILED: u8 = 125;
 
 /// Runs work once per key, replays its answer, and knows what happened after a crash.

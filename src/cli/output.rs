@@ -7,9 +7,9 @@
 //! | 12 | 4 | its status, or the signal's number |
 //! | 16 | | stretches, in the order in which they arrived, to the end |
 //!
-//! A stretch is 4 bytes that say which output (1 standard output, 2 standard error), 4 bytes of length, and that many bytes.
-//! Two stretches in a row are never of the same output. All numbers are little-endian. Whatever is not exactly this is
-//! refused as a whole: these bytes are an answer, and half an answer is none.
+//! A stretch is 4 bytes that say which output (1 standard output, 2 standard error), 4 bytes of length, and that many
+//! bytes. Two stretches in a row are never of the same output. All numbers are little-endian. Whatever is not exactly
+//! this is refused as a whole: these bytes are an answer, and half an answer is none.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -245,8 +245,8 @@ mod tests {
         let writes: [(Stream, &[u8]); 4] = [
             (Stream::Out, &all[..7]),
             (Stream::Out, &all[7..]),
-            (Stream::Err, b""),
             (Stream::Err, b"no\n"),
+            (Stream::Out, b""),
         ];
         for ending in [Ending::Exited(0), Ending::Exited(255), Ending::Signalled(9)] {
             let Recorded::Whole(stored) = recorded(&writes, 1 << 20, ending) else {

@@ -1,14 +1,15 @@
 //! `keyonce run`: a command that runs once per key.
 //!
-//! The directory's lock is held around the calls on the store alone, so that the commands of many keys run side by side:
+//! The directory's lock is held around the calls on the store alone, so that the commands of many keys run side by
+//! side:
 //!
-//! 1. Open, reserve, save a checkpoint that names this process. Only then start the command; save a checkpoint that names it,
-//!    too, detach the reservation under a durable lease, close.
+//! 1. Open, reserve, save a checkpoint that names this process. Only then start the command; save a checkpoint that names
+//!    it, too, detach the reservation under a durable lease, close.
 //! 2. Pass on what the command writes, as it comes, and record it; wait for its end.
 //! 3. Open again, go on with the reservation by its token, complete it with what was recorded.
 //!
-//! A repeat that finds a detached reservation looks up the runner that the checkpoint names. One that is gone can no longer
-//! complete: the repeat goes on with the reservation and interrupts it, so nobody waits for a lease to lapse.
+//! A repeat that finds a detached reservation looks up the runner that the checkpoint names. One that is gone can no
+//! longer complete: the repeat goes on with the reservation and interrupts it, so nobody waits for a lease to lapse.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind as IoKind, Read};
@@ -46,8 +47,8 @@ const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 const NOT_FOUND: u8 = 127;
 
-/// How long a command that has ended waits for the directory, so that its answer is stored. Whoever has the directory open
-/// holds it for a few syncs.
+/// How long a command that has ended waits for the directory, so that its answer is stored. Whoever has the directory
+/// open holds it for a few syncs.
 const COMPLETE_LOCK_WAIT: Duration = Duration::from_secs(600);
 /// The most of standard input that `--stdin` takes.
 const STDIN_BYTES_MAX: u64 = 16 << 20;
@@ -62,13 +63,13 @@ const DOWNSTREAM_LABEL: &str = "keyonce run";
 
 /// Run a command once per key; a repeat gets its output and exit status again, without running it.
 ///
-/// The first time, COMMAND runs: its standard output and standard error are passed on as they come, and stored together with
-/// its exit status. Each repeat with the same key gets both outputs and the status byte for byte, and does not run it, for as
-/// long as the retention says. The same key with another command line is refused.
+/// The first time, COMMAND runs: its standard output and standard error are passed on as they come, and stored together
+/// with its exit status. Each repeat with the same key gets both outputs and the status byte for byte, and does not run
+/// it, for as long as the retention says. The same key with another command line is refused.
 ///
-/// Stored means on the disk: when `keyonce run` ends with the command's status, the answer survives power loss. If it is
-/// killed before that, whether the command took effect is unknown: a repeat says so and does not run it again, unless told
-/// `--on-interrupted take-over`.
+/// Stored means on the disk: when `keyonce run` ends with the command's status, the answer survives power loss. If it
+/// is killed before that, whether the command took effect is unknown: a repeat says so and does not run it again,
+/// unless told `--on-interrupted take-over`.
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP, after_long_help = AFTER_LONG_HELP)]
 pub(crate) struct RunArgs {
@@ -96,23 +97,24 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnInterrupted::Surface)]
     on_interrupted: OnInterrupted,
 
-    /// Read standard input to its end (at most 16 MiB), make it part of what the key stands for, and give it to the command.
-    /// Without this the command reads an empty input
+    /// Read standard input to its end (at most 16 MiB), make it part of what the key stands for, and give it to the
+    /// command. Without this the command reads an empty input
     #[arg(long)]
     stdin: bool,
 
-    /// How many bytes of output are stored, framing included (16, and 8 for each change between the two outputs); up to 16MiB.
-    /// A command that writes more runs all the same, and repeats are told that its output was not kept. Larger caps make
-    /// larger files
+    /// How many bytes of output are stored, framing included (16, and 8 for each change between the two outputs); up to
+    /// 16MiB. A command that writes more runs all the same, and repeats are told that its output was not kept. Larger
+    /// caps make larger files
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = output_bytes)]
     output_max: usize,
 
-    /// How long the command counts as running when that cannot be looked up, as from another container. A command that runs
-    /// longer than this and the retention together is forgotten
+    /// How long the command counts as running when that cannot be looked up, as from another container. A command that
+    /// runs longer than this and the retention together is forgotten
     #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = duration)]
     lease: Duration,
 
-    /// When the key was made, as in 2026-07-01T09:30:00Z; one older than the retention may have been forgotten, and is refused
+    /// When the key was made, as in 2026-07-01T09:30:00Z; one older than the retention may have been forgotten, and is
+    /// refused
     #[arg(long, value_name = "TIME")]
     issued_at: Option<Timestamp>,
 
@@ -205,12 +207,13 @@ fn execute(args: &RunArgs) -> Result<u8, Failure> {
         .map_err(|error| Failure::of("the scope and key cannot be used", error))?;
     let input = if args.stdin { Some(read_input()?) } else { None };
     let fingerprint = fingerprint(&args.command, input.as_deref());
+    let outlets = Outlets::open()?;
     let store = open(args, args.lock_wait)?;
     match ask(args, &store, &key, fingerprint)? {
-        Asked::Owner(reservation) => run_once(args, store, reservation, input),
+        Asked::Owner(reservation) => run_once(args, store, reservation, input, outlets),
         Asked::Replay(response) => {
             close(&store);
-            replay(&response)
+            replay(&response, outlets)
         }
     }
 }
@@ -377,7 +380,10 @@ fn still_running(info: &KeyInfo, runner: Option<&Runner>) -> Failure {
 /// What became of the command of an interrupted key, as far as can be told.
 fn what_of_command(info: &KeyInfo, runner: Option<&Runner>) -> String {
     let Some(runner) = runner else {
-        return "it ended before it started the command".to_owned();
+        return match *info.checkpoint {
+            [] => "it ended before it started the command".to_owned(),
+            [..] => "its checkpoint is none of `keyonce run`, so what it did cannot be told".to_owned(),
+        };
     };
     let whose = if runner.attempt == info.attempt {
         String::new()
@@ -392,9 +398,7 @@ fn what_of_command(info: &KeyInfo, runner: Option<&Runner>) -> String {
         (Some(command), _) => format!("the command{whose} may still be running with pid {}", command.pid),
         (None, _) => {
             let pid = runner.process.pid;
-            format!(
-                "the command{whose} may still be running, with a pid that the keyonce with pid {pid} did not live to note"
-            )
+            format!("the command{whose} may still be running, with a pid that keyonce (pid {pid}) did not live to note")
         }
     }
 }
@@ -407,7 +411,7 @@ fn refused(mismatch: &Mismatch) -> Failure {
 }
 
 /// Gives the stored answer again.
-fn replay(response: &Response) -> Result<u8, Failure> {
+fn replay(response: &Response, mut outlets: Outlets) -> Result<u8, Failure> {
     let foreign = || {
         Failure::new(
             KEYONCE_FAILED,
@@ -417,7 +421,6 @@ fn replay(response: &Response) -> Result<u8, Failure> {
     match response.body() {
         Body::Kept(stored) => {
             let output = Output::read(stored).ok_or_else(foreign)?;
-            let mut outlets = Outlets::open()?;
             for (stream, bytes) in output.stretches {
                 outlets.of(stream).pass_on(bytes);
             }
@@ -435,14 +438,21 @@ fn replay(response: &Response) -> Result<u8, Failure> {
 }
 
 /// Runs the command as the owner of its key.
-fn run_once(args: &RunArgs, store: Store, reservation: Reservation, input: Option<Vec<u8>>) -> Result<u8, Failure> {
-    let mut outlets = Outlets::open()?;
+fn run_once(
+    args: &RunArgs,
+    store: Store,
+    reservation: Reservation,
+    input: Option<Vec<u8>>,
+    mut outlets: Outlets,
+) -> Result<u8, Failure> {
     let key = reservation.key().clone();
     let runner = Runner::this(reservation.attempt_view().number());
-    save(&reservation, &runner).map_err(|error| Failure::of("the command was not started", error))?;
-    let mut child = match start(args, &reservation, input.is_some()) {
+    let started = save(&reservation, &runner)
+        .map_err(|error| Failure::of("the command was not started, since its runner cannot be noted", error))
+        .and_then(|()| start(args, &reservation, input.is_some()).map_err(not_spawned));
+    let mut child = match started {
         Ok(child) => child,
-        Err(error) => return Err(not_started(store, reservation, error)),
+        Err(why) => return Err(not_started(&store, reservation, why)),
     };
     let runner = runner.with_command(child.id());
     // From here on the command runs, whatever fails: it is heard to its end before anything is said.
@@ -488,24 +498,24 @@ fn start(args: &RunArgs, reservation: &Reservation, with_input: bool) -> io::Res
 }
 
 /// Gives the key back, since no command was started.
-fn not_started(store: Store, reservation: Reservation, error: io::Error) -> Failure {
+fn not_started(store: &Store, reservation: Reservation, why: Failure) -> Failure {
+    let released = reservation.release();
+    close(store);
+    match released {
+        Ok(Completion::Done | Completion::Superseded) => why,
+        Err(error) => Failure::of(format!("{why}; and its key cannot be given back"), error),
+    }
+}
+
+/// What it means that the system did not start the command.
+fn not_spawned(error: io::Error) -> Failure {
     let status = match error.kind() {
         IoKind::NotFound => NOT_FOUND,
         // The system has no room for another process now; the command itself may be fine.
         IoKind::WouldBlock | IoKind::OutOfMemory => KEYONCE_FAILED,
         _ => NOT_EXECUTABLE,
     };
-    let released = reservation.release();
-    close(&store);
-    match released {
-        Ok(Completion::Done | Completion::Superseded) => {
-            Failure::of("the command cannot be started", error).with_status(status)
-        }
-        Err(not_released) => {
-            let sentence = format!("the command cannot be started ({error}), and its key cannot be given back");
-            Failure::of(sentence, not_released)
-        }
-    }
+    Failure::of("the command cannot be started", error).with_status(status)
 }
 
 /// Stores how the command ended and what it wrote. The caller ends with the command's status only after this.

@@ -1,8 +1,8 @@
 //! Who runs the command of a key, and whether it still does: what the checkpoint of a detached reservation says.
 //!
-//! A process id alone names nobody: it is given again, counted anew in every pid namespace and after every boot. So a runner
-//! is named by boot id, pid namespace, pid and the moment at which the process began, all from `/proc`. Where that cannot be
-//! read, or the runner lives in another pid namespace, nothing can be said, and its lease decides.
+//! A process id alone names nobody: it is given again, counted anew in every pid namespace and after every boot. So a
+//! runner is named by boot id, pid namespace, pid and the moment at which the process began, all from `/proc`. Where
+//! that cannot be read, or the runner lives in another pid namespace, nothing can be said, and its lease decides.
 
 use std::fmt::Write as _;
 use std::fs;
