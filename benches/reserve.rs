@@ -77,10 +77,7 @@ const MISMATCH: &str = "mismatch";
 const IN_FLIGHT: &str = "in flight";
 
 fn print_table(samples: &Samples) {
-    let figures: BTreeMap<_, _> = samples
-        .iter()
-        .map(|(name, taken)| (*name, quantile(taken, 0.5)))
-        .collect();
+    let figures: BTreeMap<_, _> = samples.iter().map(|(name, taken)| (*name, quantile(taken, 0.5))).collect();
     println!("\n{:<52} {:>10} {:>10} {:>10}", "", "p50", "p99", "samples");
     for (name, taken) in samples {
         println!(
@@ -93,22 +90,14 @@ fn print_table(samples: &Samples) {
     println!();
     let below = |name: &str, ns_max: f64| {
         if let Some(ns) = figures.get(name) {
-            println!(
-                "{name}: {} of {} wanted: {}",
-                shown(*ns),
-                shown(ns_max),
-                verdict(*ns < ns_max)
-            );
+            println!("{name}: {} of {} wanted: {}", shown(*ns), shown(ns_max), verdict(*ns < ns_max));
         }
     };
     below(pair_name(1, AppendMode::Mapped), 1_000.0);
     below(REPLAY_HOT, 200.0);
     if let (Some(pair), Some(sync)) = (figures.get(PAIR_POWER_LOSS), figures.get(SYNC)) {
         let ratio = pair / sync;
-        println!(
-            "{PAIR_POWER_LOSS}: {ratio:.2} syncs of 2.60 wanted: {}",
-            verdict(ratio < 2.6)
-        );
+        println!("{PAIR_POWER_LOSS}: {ratio:.2} syncs of 2.60 wanted: {}", verdict(ratio < 2.6));
     }
 }
 
@@ -117,26 +106,15 @@ fn verdict(reached: bool) -> &'static str {
 }
 
 fn shown(ns: f64) -> String {
-    if ns < 10_000.0 {
-        format!("{ns:.0} ns")
-    } else {
-        format!("{:.1} us", ns / 1_000.0)
-    }
+    if ns < 10_000.0 { format!("{ns:.0} ns") } else { format!("{:.1} us", ns / 1_000.0) }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a part of a length"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a length")]
 fn quantile(samples: &[f64], part: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = (sorted.len() as f64 * part) as usize;
-    sorted
-        .get(at.min(sorted.len().saturating_sub(1)))
-        .copied()
-        .unwrap_or(f64::NAN)
+    sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
 #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
@@ -185,11 +163,7 @@ fn open(directory: &TempDir, options: Options) -> Store {
 
 /// The key of that number: 36 bytes, like a UUID.
 fn key(number: u64) -> Key {
-    let id = format!(
-        "{:08x}-7a4c-4e01-9b55-{:012x}",
-        number.wrapping_mul(0x9e37_79b9) & 0xffff_ffff,
-        number
-    );
+    let id = format!("{:08x}-7a4c-4e01-9b55-{:012x}", number.wrapping_mul(0x9e37_79b9) & 0xffff_ffff, number);
     Key::new(SCOPE, &id).expect("a key of 36 bytes")
 }
 
@@ -298,14 +272,8 @@ fn pairs_power_loss(criterion: &mut Criterion, samples: &mut Samples) {
 /// A file all blocks of which are written.
 fn yardstick_file(directory: &TempDir) -> File {
     let path = directory.path().join("yardstick");
-    let file = File::options()
-        .create_new(true)
-        .read(true)
-        .write(true)
-        .open(path)
-        .expect("a new file");
-    file.write_all_at(&vec![0; YARDSTICK_FILE_BYTES], 0)
-        .expect("room for the yardstick");
+    let file = File::options().create_new(true).read(true).write(true).open(path).expect("a new file");
+    file.write_all_at(&vec![0; YARDSTICK_FILE_BYTES], 0).expect("room for the yardstick");
     file.sync_all().expect("a disk that syncs");
     file
 }
@@ -347,17 +315,11 @@ fn replays(criterion: &mut Criterion, samples: &mut Samples) {
         REPLAY_HOT,
         || hot.clone(),
         |key| {
-            assert!(matches!(
-                black_box(store.reserve(key, request())),
-                Ok(Reserve::Replay(_))
-            ));
+            assert!(matches!(black_box(store.reserve(key, request())), Ok(Reserve::Replay(_))));
         },
     );
     bench_answer(&mut group, samples, REPLAY_RANDOM, any_key, |key| {
-        assert!(matches!(
-            black_box(store.reserve(key, request())),
-            Ok(Reserve::Replay(_))
-        ));
+        assert!(matches!(black_box(store.reserve(key, request())), Ok(Reserve::Replay(_))));
     });
     bench_answer(
         &mut group,
@@ -365,10 +327,7 @@ fn replays(criterion: &mut Criterion, samples: &mut Samples) {
         MISMATCH,
         || hot.clone(),
         |key| {
-            assert!(matches!(
-                black_box(store.reserve(key, other_request)),
-                Ok(Reserve::Mismatch(_))
-            ));
+            assert!(matches!(black_box(store.reserve(key, other_request)), Ok(Reserve::Mismatch(_))));
         },
     );
     bench_answer(
@@ -377,10 +336,7 @@ fn replays(criterion: &mut Criterion, samples: &mut Samples) {
         IN_FLIGHT,
         || running.clone(),
         |key| {
-            assert!(matches!(
-                black_box(store.reserve(key, request())),
-                Ok(Reserve::InFlight(_))
-            ));
+            assert!(matches!(black_box(store.reserve(key, request())), Ok(Reserve::InFlight(_))));
         },
     );
     group.finish();

@@ -39,9 +39,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             other => return Err(format!("nobody else is at work here, and yet: {other:?}").into()),
         }
     }
-    println!(
-        "executed {executed}, replayed {replayed}, log syncs {}",
-        store.stats().syncs - syncs_before
-    );
+    println!("executed {executed}, replayed {replayed}, log syncs {}", store.stats().syncs - syncs_before);
     Ok(())
 }

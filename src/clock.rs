@@ -70,10 +70,7 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the one place that reads the wall clock"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
     fn wall_ms(&self) -> u64 {
         unix_ms(SystemTime::now())
     }
@@ -155,10 +152,7 @@ impl StoreTime {
             None => (wall_ms, wall_ms),
             Some(mark) if same_boot(mark, boot_ms, boot_id) => {
                 let passed_ms = boot_ms - mark.boot_ms;
-                (
-                    mark.store_ms.saturating_add(passed_ms),
-                    mark.wall_ms.saturating_add(passed_ms),
-                )
+                (mark.store_ms.saturating_add(passed_ms), mark.wall_ms.saturating_add(passed_ms))
             }
             Some(mark) => {
                 let passed_ms = wall_ms.saturating_sub(mark.wall_ms);
@@ -166,35 +160,19 @@ impl StoreTime {
                 if passed_ms <= jump_max_ms.max(held_before_ms) {
                     // A step back is no passing of time. A small one is followed by standing still, a large one is
                     // told.
-                    (
-                        mark.store_ms.saturating_add(passed_ms),
-                        mark.wall_ms.saturating_add(passed_ms),
-                    )
+                    (mark.store_ms.saturating_add(passed_ms), mark.wall_ms.saturating_add(passed_ms))
                 } else {
                     (mark.store_ms, mark.wall_ms)
                 }
             }
         };
-        let start = TimeMark {
-            store_ms,
-            boot_ms,
-            wall_ms,
-            boot_id,
-        };
+        let start = TimeMark { store_ms, boot_ms, wall_ms, boot_id };
         let held = (expected_wall_ms.abs_diff(wall_ms) > jump_max_ms).then_some(HeldJump {
             expected_wall_ms,
             wall_ms,
             store_ms,
         });
-        (
-            Self {
-                clock,
-                start,
-                jump_max_ms,
-                told_ms: AtomicU64::new(store_ms),
-            },
-            held,
-        )
+        (Self { clock, start, jump_max_ms, told_ms: AtomicU64::new(store_ms) }, held)
     }
 
     /// The time of the store, in milliseconds since the Unix epoch. It never goes back, on any thread.
@@ -217,10 +195,7 @@ impl StoreTime {
     /// open.
     pub(crate) fn jump_while_open(&self) -> Option<HeldJump> {
         let now = self.mark();
-        let expected_wall_ms = self
-            .start
-            .wall_ms
-            .saturating_add(now.boot_ms.saturating_sub(self.start.boot_ms));
+        let expected_wall_ms = self.start.wall_ms.saturating_add(now.boot_ms.saturating_sub(self.start.boot_ms));
         (expected_wall_ms.abs_diff(now.wall_ms) > self.jump_max_ms).then_some(HeldJump {
             expected_wall_ms,
             wall_ms: now.wall_ms,
@@ -230,18 +205,11 @@ impl StoreTime {
 
     /// Store time at a reading of the boot clock, or the largest time told so far if that is later.
     fn told_at(&self, boot_ms: u64) -> u64 {
-        let ms = self
-            .start
-            .store_ms
-            .saturating_add(boot_ms.saturating_sub(self.start.boot_ms));
+        let ms = self.start.store_ms.saturating_add(boot_ms.saturating_sub(self.start.boot_ms));
         // Relaxed: the order of one atomic's own values is all that is needed, nothing is published through it. Most
         // calls fall into a millisecond that was told before, and leave the cache line shared.
         let told_ms = self.told_ms.load(Ordering::Relaxed);
-        if ms <= told_ms {
-            told_ms
-        } else {
-            self.told_ms.fetch_max(ms, Ordering::Relaxed).max(ms)
-        }
+        if ms <= told_ms { told_ms } else { self.told_ms.fetch_max(ms, Ordering::Relaxed).max(ms) }
     }
 }
 
@@ -289,9 +257,7 @@ fn instant_now() -> std::time::Instant {
 fn parsed_boot_id(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.trim_end().chars().filter(|character| *character != '-').collect();
     let is_hex = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    is_hex
-        .then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes))
-        .flatten()
+    is_hex.then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
 #[cfg(test)]
@@ -342,12 +308,7 @@ mod tests {
     }
 
     fn mark_of(store_ms: u64, boot_ms: u64, wall_ms: u64, boot: u8) -> TimeMark {
-        TimeMark {
-            store_ms,
-            boot_ms,
-            wall_ms,
-            boot_id: [boot; 16],
-        }
+        TimeMark { store_ms, boot_ms, wall_ms, boot_id: [boot; 16] }
     }
 
     #[test]
@@ -384,13 +345,9 @@ mod tests {
     #[test]
     fn a_reopen_within_a_boot_goes_on_by_boot_time() {
         let mark = mark_of(T0, 1000, T0, 1);
-        for (wall_ms, told) in [
-            (T0 + 4000, false),
-            (T0 - HOUR_MS, false),
-            (T0 + DAY_MS, false),
-            (T0 + YEARS_10_MS, true),
-            (0, true),
-        ] {
+        for (wall_ms, told) in
+            [(T0 + 4000, false), (T0 - HOUR_MS, false), (T0 + DAY_MS, false), (T0 + YEARS_10_MS, true), (0, true)]
+        {
             let (time, held) = StoreTime::start(Hands::new(wall_ms, 5000, 1), Some(&mark), JUMP_MAX_MS);
             assert_eq!(time.now_ms(), T0 + 4000, "wall {wall_ms}");
             assert_eq!(held.is_some(), told, "wall {wall_ms}");
@@ -407,19 +364,11 @@ mod tests {
     #[test]
     fn across_boots_the_wall_clock_is_followed_up_to_the_bound_and_held_beyond() {
         let mark = mark_of(T0, 9_000_000, T0, 1);
-        for (jump_ms, followed) in [
-            (0, true),
-            (HOUR_MS, true),
-            (JUMP_MAX_MS - 1, true),
-            (JUMP_MAX_MS, true),
-            (JUMP_MAX_MS + 1, false),
-        ] {
+        for (jump_ms, followed) in
+            [(0, true), (HOUR_MS, true), (JUMP_MAX_MS - 1, true), (JUMP_MAX_MS, true), (JUMP_MAX_MS + 1, false)]
+        {
             let (time, held) = StoreTime::start(Hands::new(T0 + jump_ms, 10, 2), Some(&mark), JUMP_MAX_MS);
-            assert_eq!(
-                time.now_ms(),
-                if followed { T0 + jump_ms } else { T0 },
-                "jump {jump_ms}"
-            );
+            assert_eq!(time.now_ms(), if followed { T0 + jump_ms } else { T0 }, "jump {jump_ms}");
             assert_eq!(held.is_none(), followed, "jump {jump_ms}");
         }
     }
@@ -434,12 +383,9 @@ mod tests {
     #[test]
     fn across_boots_a_step_back_stands_still_and_a_large_one_is_told() {
         let mark = mark_of(T0, 0, T0, 1);
-        for (wall_ms, told) in [
-            (T0 - HOUR_MS, false),
-            (T0 - JUMP_MAX_MS, false),
-            (T0 - JUMP_MAX_MS - 1, true),
-            (0, true),
-        ] {
+        for (wall_ms, told) in
+            [(T0 - HOUR_MS, false), (T0 - JUMP_MAX_MS, false), (T0 - JUMP_MAX_MS - 1, true), (0, true)]
+        {
             let (time, held) = StoreTime::start(Hands::new(wall_ms, 10, 2), Some(&mark), JUMP_MAX_MS);
             assert_eq!(time.now_ms(), T0);
             assert_eq!(held.is_some(), told, "wall {wall_ms}");
@@ -490,14 +436,7 @@ mod tests {
         clock.set(T0 + 1000 + JUMP_MAX_MS + 1, 1500);
         let told = time.jump_while_open().unwrap();
         let (expected_wall_ms, wall_ms, store_ms) = (T0 + 1000, T0 + 1000 + JUMP_MAX_MS + 1, T0 + 1000);
-        assert_eq!(
-            told,
-            HeldJump {
-                expected_wall_ms,
-                wall_ms,
-                store_ms
-            }
-        );
+        assert_eq!(told, HeldJump { expected_wall_ms, wall_ms, store_ms });
     }
 
     #[test]
@@ -515,16 +454,8 @@ mod tests {
     #[test]
     fn a_boot_id_is_read_exactly_or_is_unknown() {
         let parsed = parsed_boot_id("01234567-89ab-cdef-0123-456789abcdef\n");
-        assert_eq!(
-            parsed,
-            Some([1, 35, 69, 103, 137, 171, 205, 239, 1, 35, 69, 103, 137, 171, 205, 239])
-        );
-        for refused in [
-            "",
-            "0123",
-            "+1234567-89ab-cdef-0123-456789abcdef",
-            "g1234567-89ab-cdef-0123-456789abcdef",
-        ] {
+        assert_eq!(parsed, Some([1, 35, 69, 103, 137, 171, 205, 239, 1, 35, 69, 103, 137, 171, 205, 239]));
+        for refused in ["", "0123", "+1234567-89ab-cdef-0123-456789abcdef", "g1234567-89ab-cdef-0123-456789abcdef"] {
             assert_eq!(parsed_boot_id(refused), None, "{refused}");
         }
     }

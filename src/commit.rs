@@ -49,13 +49,7 @@ impl Commit {
     /// A log that is durable up to `synced`.
     pub(crate) fn new(synced: u64) -> Self {
         Self {
-            state: Mutex::new(State {
-                synced,
-                leading: false,
-                failure: None,
-                waiting: VecDeque::new(),
-                syncs: 0,
-            }),
+            state: Mutex::new(State { synced, leading: false, failure: None, waiting: VecDeque::new(), syncs: 0 }),
             durable: AtomicU64::new(synced),
             failed: AtomicBool::new(false),
         }
@@ -73,11 +67,7 @@ impl Commit {
 
     /// The failure that ended all writing, if there was one.
     pub(crate) fn failure(&self) -> Option<Error> {
-        if self.failed.load(Ordering::Acquire) {
-            self.state.lock().failure.clone()
-        } else {
-            None
-        }
+        if self.failed.load(Ordering::Acquire) { self.state.lock().failure.clone() } else { None }
     }
 
     /// Ends all writing: the bytes in the page cache can no longer be trusted to be those on the disk.
@@ -111,11 +101,7 @@ impl Commit {
                 return Err(failure.clone());
             }
             if state.leading {
-                let waiter = Arc::new(Waiter {
-                    lsn,
-                    woken: Mutex::new(false),
-                    bell: Condvar::new(),
-                });
+                let waiter = Arc::new(Waiter { lsn, woken: Mutex::new(false), bell: Condvar::new() });
                 state.waiting.push_back(Arc::clone(&waiter));
                 drop(state);
                 waiter.sleep();
@@ -130,10 +116,8 @@ impl Commit {
 
     fn lead(&self, sync: &dyn Fn() -> Result<u64, Error>) {
         // A panic in the sync must not leave the others waiting for a leader who is gone.
-        let mut turn = Turn {
-            commit: self,
-            result: Err(Error::new(ErrorKind::Poisoned, "the thread that synced panicked")),
-        };
+        let mut turn =
+            Turn { commit: self, result: Err(Error::new(ErrorKind::Poisoned, "the thread that synced panicked")) };
         turn.result = sync();
     }
 
@@ -168,11 +152,7 @@ impl Drop for Turn<'_> {
         // The next leader first, so that the device does not idle while the others wake.
         let synced = state.synced;
         let all = state.failure.is_some();
-        let successor = if all {
-            None
-        } else {
-            state.waiting.iter().position(|waiter| waiter.lsn > synced)
-        };
+        let successor = if all { None } else { state.waiting.iter().position(|waiter| waiter.lsn > synced) };
         let successor = successor.and_then(|at| state.waiting.remove(at));
         let waiting = std::mem::take(&mut state.waiting);
         let (woken, waiting) = waiting.into_iter().partition(|waiter| all || waiter.lsn <= synced);

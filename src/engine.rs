@@ -21,7 +21,7 @@ use crate::format::{Cause, Draft, StateKind, StateRecord};
 use crate::helper::Helper;
 use crate::index::{self, Address, IndexShard};
 use crate::key::{HashSeed, Key};
-use crate::log::{Appended, Log};
+use crate::log::{Appended, Live, Log};
 use crate::options::{Checked, Durability};
 use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
@@ -97,22 +97,28 @@ struct Held {
     bells: Vec<Arc<Bell>>,
 }
 
-/// A key as it was found.
-struct Look {
+/// A key as it was found, in the segments that were alive then.
+struct Look<'a> {
     state: State,
     /// `None`: the log holds no record of the key.
-    latest: Option<Latest>,
+    latest: Option<Latest<'a>>,
     guard: Option<Guard>,
 }
 
 /// The latest record of a key.
-struct Latest {
+struct Latest<'a> {
     found: index::Found,
-    life: Arc<Life>,
-    address: Address,
+    life: &'a Arc<Life>,
+    record: StateRecord<'a>,
     end_lsn: u64,
-    durability: Durability,
-    unfinished: bool,
+}
+
+/// What a new record of the key takes the place of.
+struct Before {
+    token: Option<u64>,
+    found: Option<index::Found>,
+    /// The segment of the latest record, if that is unfinished.
+    unfinished_in: Option<Arc<Life>>,
 }
 
 /// What a call came to.
@@ -138,12 +144,7 @@ impl Engine {
         with_helper: bool,
     ) -> Result<Arc<Self>, Error> {
         let shards = opened.shards.into_iter().map(|index| {
-            let shard = Shard {
-                index,
-                held: HashMap::new(),
-                draft: Draft::new(),
-                counts: Stats::default(),
-            };
+            let shard = Shard { index, held: HashMap::new(), draft: Draft::new(), counts: Stats::default() };
             CachePadded::new(Mutex::new(shard))
         });
         let engine = Arc::new(Self {
@@ -156,10 +157,7 @@ impl Engine {
             report: opened.report,
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            closing: Mutex::new(Closing {
-                lock: Some(lock),
-                ..Closing::default()
-            }),
+            closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
             turn_to_close: Mutex::new(()),
             helper: Helper::default(),
             on_clock_move: Mutex::new(None),
@@ -230,11 +228,7 @@ impl Engine {
     /// As [`Engine::call_of_guard`], with the bytes that the record is to carry.
     pub(crate) fn call_of_guard_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
         let guarded = |guard: Option<Guard>| {
-            if guard.is_some() {
-                call
-            } else {
-                Call::Release { token: 0 }
-            }
+            if guard.is_some() { call } else { Call::Release { token: 0 } }
         };
         self.act(key, guarded, given, self.options.durability, None)
     }
@@ -259,11 +253,7 @@ impl Engine {
 
     /// Goes on with a detached reservation.
     pub(crate) fn reattach(&self, key: &Key, token: u64, lease_ms: u64) -> Result<Acted, Error> {
-        let call = |guard: Option<Guard>| Call::Reattach {
-            token,
-            lease_ms,
-            guard_lives: guard.is_some(),
-        };
+        let call = |guard: Option<Guard>| Call::Reattach { token, lease_ms, guard_lives: guard.is_some() };
         self.act(key, call, &[], self.options.durability, None)
     }
 
@@ -272,16 +262,19 @@ impl Engine {
         let hash = key.hash(&self.seed);
         let shard = self.shard(hash).lock();
         self.refuse_closed()?;
-        let look = self.look(&shard, hash, key, self.now_ms())?;
+        let live = self.log.live().read();
+        let look = self.look(&live, &shard, hash, key, self.now_ms())?;
         let payload = match look.state {
-            State::InFlight(_) | State::Interrupted(..) => look.payload()?,
+            State::InFlight(_) | State::Interrupted(..) => look.payload(),
             State::Absent | State::Done(_) => Arc::default(),
         };
+        let (state, rests_on) = (look.state, look.rests_on(self.options.durability));
+        drop(live);
         drop(shard);
-        if let Some(latest) = &look.latest {
-            self.settle(latest.end_lsn, latest.durability.stronger(self.options.durability))?;
+        if let Some((end_lsn, level)) = rests_on {
+            self.settle(end_lsn, level)?;
         }
-        Ok((look.state, payload))
+        Ok((state, payload))
     }
 
     fn act(
@@ -296,26 +289,25 @@ impl Engine {
         let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
         let now_ms = self.now_ms();
-        let look = self.look(&shard, hash, key, now_ms)?;
+        let live = self.log.live().read();
+        let look = self.look(&live, &shard, hash, key, now_ms)?;
         let call = call(look.guard);
         let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
-        shard.count(answer, write.as_ref());
         let mut bells = Vec::new();
         let mut housekeeping_due = false;
         let (acted, rests_on) = match write {
             Some(write) => {
-                if answer == Answer::Fresh && self.draining.load(Ordering::Acquire) {
-                    return Err(Error::closed());
-                }
                 let payload = match write.carry {
                     Carry::Nothing | Carry::Given => Arc::default(),
-                    Carry::Checkpoint => look.payload()?,
+                    Carry::Checkpoint => look.payload(),
                 };
+                let before = look.before();
+                // An append may begin a segment, for which nobody may be reading the table of them.
+                drop(live);
                 let carried = if write.carry == Carry::Given { given } else { &payload };
-                self.check_size(&write, carried)?;
-                let (state, appended) = self.write(&mut shard, hash, key, &look, &write, carried)?;
+                let (state, appended) = self.write(&mut shard, hash, key, &before, answer, &write, carried)?;
                 housekeeping_due = appended.housekeeping_due;
-                shard.move_guard(&call, &look, &state, appended.address, &mut bells);
+                shard.move_guard(&call, before.token, &state, appended.address, &mut bells);
                 let waits = match write.kind {
                     StateKind::Reserved | StateKind::Done | StateKind::Forgotten => write.owned.durability,
                     // Losing these leaves the key Interrupted, which is safe.
@@ -333,25 +325,17 @@ impl Engine {
                     shard.held.entry(token).or_default().bells.push(Arc::clone(bell));
                 }
                 let payload = match answer {
-                    Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload()?,
+                    Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload(),
                     Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => {
                         Arc::default()
                     }
                 };
-                let rests_on = look
-                    .latest
-                    .as_ref()
-                    .map(|latest| (latest.end_lsn, latest.durability.stronger(level)));
-                (
-                    Acted {
-                        answer,
-                        state: look.state,
-                        payload,
-                    },
-                    rests_on,
-                )
+                let (state, rests_on) = (look.state, look.rests_on(level));
+                drop(live);
+                (Acted { answer, state, payload }, rests_on)
             }
         };
+        shard.count(answer, write.as_ref());
         drop(shard);
         for bell in bells {
             bell.ring();
@@ -363,8 +347,7 @@ impl Engine {
             self.housekeeping_is_due();
         }
         if let Some((end_lsn, level)) = rests_on {
-            self.settle(end_lsn, level)
-                .inspect_err(|_| self.let_guard_go(hash, &acted))?;
+            self.settle(end_lsn, level).inspect_err(|_| self.let_guard_go(hash, &acted))?;
         }
         Ok(acted)
     }
@@ -382,15 +365,21 @@ impl Engine {
     }
 
     /// Appends what was decided and makes it the latest record of the key.
+    #[expect(clippy::too_many_arguments, reason = "all that one step of `act` knows")]
     fn write(
         &self,
         shard: &mut Shard,
         hash: u64,
         key: &Key,
-        look: &Look,
+        before: &Before,
+        answer: Answer,
         write: &Write,
         payload: &[u8],
     ) -> Result<(State, Appended), Error> {
+        if answer == Answer::Fresh && self.draining.load(Ordering::Acquire) {
+            return Err(Error::closed());
+        }
+        self.check_size(write, payload)?;
         let mut record = StateRecord {
             kind: write.kind,
             token: write.owned.token,
@@ -414,59 +403,43 @@ impl Engine {
         if record.token == 0 {
             record.token = appended.lsn;
         }
-        let found = look.latest.as_ref().map(|latest| latest.found);
-        shard
-            .index
-            .publish(hash, self.log.oldest_live(), found, appended.address);
-        if let Some(latest) = look.latest.as_ref().filter(|latest| latest.unfinished) {
-            latest.life.note_superseded();
+        shard.index.publish(hash, self.log.oldest_live(), before.found, appended.address);
+        if let Some(life) = &before.unfinished_in {
+            life.note_superseded();
         }
         let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
         let live = self.log.live().read();
-        let life = live
-            .get(appended.address.segment)
-            .expect("what was just appended is alive");
+        let life = live.get(appended.address.segment).expect("what was just appended is alive");
         life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
         Ok((state::apply(&record), appended))
     }
 
-    fn look(&self, shard: &Shard, hash: u64, key: &Key, now_ms: u64) -> Result<Look, Error> {
-        let oldest_live = self.log.oldest_live();
-        let live = self.log.live().read();
-        let found = shard.index.find(hash, oldest_live, |address| {
-            live.get(address.segment).is_some_and(|life| {
-                life.state_record(address.offset)
-                    .is_ok_and(|record| record.scope == key.scope() && record.id == key.id())
-            })
+    fn look<'a>(&self, live: &'a Live, shard: &Shard, hash: u64, key: &Key, now_ms: u64) -> Result<Look<'a>, Error> {
+        let mut latest = None;
+        let mut damage = None;
+        let found = shard.index.find(hash, self.log.oldest_live(), |address| {
+            let Some(life) = live.get(address.segment) else { return false };
+            match life.state_record(address.offset) {
+                Ok((record, len)) if record.scope == key.scope() && record.id == key.id() => {
+                    latest = Some((life, record, life.lsn(address.offset) + len));
+                    true
+                }
+                Ok(_) => false,
+                Err(error) => {
+                    damage = Some(error);
+                    false
+                }
+            }
         });
-        let Some(found) = found else {
-            return Ok(Look {
-                state: State::Absent,
-                latest: None,
-                guard: None,
-            });
+        let (Some(found), Some((life, record, end_lsn))) = (found, latest) else {
+            // A record that cannot be read may be this key's: it is never taken for absent.
+            let absent = Look { state: State::Absent, latest: None, guard: None };
+            return damage.map_or(Ok(absent), Err);
         };
-        let address = found.address;
-        let life = live.get(address.segment).expect("the key was just compared there");
-        let record = life.state_record(address.offset)?;
         let state = state::apply(&record);
-        let guard = state
-            .token()
-            .and_then(|token| shard.held.get(&token))
-            .and_then(|held| held.guard);
-        let latest = Latest {
-            found,
-            end_lsn: life.first_lsn + u64::from(address.offset) + life.record(address.offset).len() as u64,
-            durability: record.durability,
-            unfinished: matches!(record.kind, StateKind::Reserved | StateKind::Interrupted),
-            life: Arc::clone(life),
-            address,
-        };
-        Ok(Look {
-            state: state.observed(now_ms, guard),
-            latest: Some(latest),
-            guard,
-        })
+        let guard = state.token().and_then(|token| shard.held.get(&token)).and_then(|held| held.guard);
+        let latest = Some(Latest { found, life, record, end_lsn });
+        Ok(Look { state: state.observed(now_ms, guard), latest, guard })
     }
 
     /// Returns once an answer that rests on the log up to `end_lsn` survives what `level` names.
@@ -485,17 +458,11 @@ impl Engine {
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        self.shards
-            .get(recovery::shard_of(hash, SHARDS))
-            .expect("a shard's number is below the number of shards")
+        self.shards.get(recovery::shard_of(hash, SHARDS)).expect("a shard's number is below the number of shards")
     }
 
     fn refuse_closed(&self) -> Result<(), Error> {
-        if self.closed.load(Ordering::Acquire) {
-            Err(Error::closed())
-        } else {
-            Ok(())
-        }
+        if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
     }
 
     fn take_off(&self, key: &Key, token: u64, bell: &Arc<Bell>) {
@@ -512,12 +479,7 @@ impl Engine {
     fn ring_all(&self) {
         self.ring_who_closes();
         for shard in &self.shards {
-            let bells: Vec<_> = shard
-                .lock()
-                .held
-                .values()
-                .flat_map(|held| held.bells.iter().cloned())
-                .collect();
+            let bells: Vec<_> = shard.lock().held.values().flat_map(|held| held.bells.iter().cloned()).collect();
             for bell in bells {
                 bell.ring();
             }
@@ -557,19 +519,15 @@ impl Engine {
         let oldest_live = self.log.oldest_live();
         let mut end_lsn = 0;
         for shard in &self.shards {
-            let addresses: Vec<_> = shard
-                .lock()
-                .index
-                .addresses(oldest_live)
-                .filter(|address| address.segment == number)
-                .collect();
+            let addresses: Vec<_> =
+                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
             for address in addresses {
                 let mut shard = shard.lock();
                 self.refuse_closed()?;
                 let live = self.log.live().read();
                 let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
                 drop(live);
-                let record = life.state_record(address.offset)?;
+                let (record, _) = life.state_record(address.offset)?;
                 let hash = self.seed.hash(record.scope, record.id);
                 let latest = shard.index.find(hash, oldest_live, |other| other == address);
                 let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
@@ -679,10 +637,7 @@ impl Engine {
             let bell = Arc::new(Bell::new());
             self.closing.lock().waiter = Some(Arc::clone(&bell));
             self.draining.store(true, Ordering::Release);
-            let guards = self
-                .shards
-                .iter()
-                .any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
             let now_ms = self.now_ms();
             if !guards || now_ms >= deadline_ms {
                 self.closing.lock().waiter = None;
@@ -722,11 +677,8 @@ impl Engine {
         let life = live.get(address.segment).expect("a guarded reservation is not retired");
         let life = Arc::clone(life);
         drop(live);
-        let record = life.state_record(address.offset)?;
-        let call = Call::Interrupt {
-            token,
-            cause: Cause::LeaseLapsed,
-        };
+        let (record, _) = life.state_record(address.offset)?;
+        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
         let state = state::apply(&record);
         let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
             return Ok(());
@@ -758,10 +710,7 @@ impl Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("log", &self.log)
-            .field("commit", &self.commit)
-            .finish_non_exhaustive()
+        f.debug_struct("Engine").field("log", &self.log).field("commit", &self.commit).finish_non_exhaustive()
     }
 }
 
@@ -774,23 +723,21 @@ impl Shard {
 
     /// Makes `held` say who owns the key once the record of `call` is published, and takes off the bells of those for whom
     /// something has changed.
-    fn move_guard(&mut self, call: &Call, look: &Look, state: &State, address: Address, bells: &mut Vec<Arc<Bell>>) {
+    fn move_guard(
+        &mut self,
+        call: &Call,
+        before: Option<u64>,
+        state: &State,
+        address: Address,
+        bells: &mut Vec<Arc<Bell>>,
+    ) {
         match (call, state) {
             (Call::Reserve(_) | Call::TakeOver { .. } | Call::Reattach { .. }, State::InFlight(owned)) => {
-                if let Some(before) = look.state.token() {
+                if let Some(before) = before {
                     bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
                 }
-                let guard = Some(Guard {
-                    lease_end_ms: owned.lease_end_ms,
-                });
-                self.held.insert(
-                    owned.token,
-                    Held {
-                        guard,
-                        address: Some(address),
-                        bells: Vec::new(),
-                    },
-                );
+                let guard = Some(Guard { lease_end_ms: owned.lease_end_ms });
+                self.held.insert(owned.token, Held { guard, address: Some(address), bells: Vec::new() });
             }
             (Call::SaveCheckpoint { .. } | Call::Renew { .. }, State::InFlight(owned)) => {
                 if let Some(held) = self.held.get_mut(&owned.token) {
@@ -799,7 +746,7 @@ impl Shard {
                 self.renew(owned.token, owned.lease_end_ms);
             }
             _ => {
-                if let Some(before) = look.state.token() {
+                if let Some(before) = before {
                     bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
                 }
             }
@@ -825,12 +772,24 @@ impl Shard {
     }
 }
 
-impl Look {
-    /// A copy of what the latest record carries. The caller holds the shard lock, so the segment does not retire.
-    fn payload(&self) -> Result<Arc<[u8]>, Error> {
-        match &self.latest {
-            Some(latest) => Ok(Arc::from(latest.life.state_record(latest.address.offset)?.payload)),
-            None => Ok(Arc::default()),
+impl Look<'_> {
+    /// A copy of what the latest record carries.
+    fn payload(&self) -> Arc<[u8]> {
+        self.latest.as_ref().map_or_else(Arc::default, |latest| Arc::from(latest.record.payload))
+    }
+
+    /// What an answer of this level rests on: the end of the record, and the higher of the two levels.
+    fn rests_on(&self, level: Durability) -> Option<(u64, Durability)> {
+        self.latest.as_ref().map(|latest| (latest.end_lsn, latest.record.durability.stronger(level)))
+    }
+
+    fn before(&self) -> Before {
+        let unfinished =
+            |latest: &&Latest<'_>| matches!(latest.record.kind, StateKind::Reserved | StateKind::Interrupted);
+        Before {
+            token: self.state.token(),
+            found: self.latest.as_ref().map(|latest| latest.found),
+            unfinished_in: self.latest.as_ref().filter(unfinished).map(|latest| Arc::clone(latest.life)),
         }
     }
 }

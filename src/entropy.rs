@@ -13,10 +13,7 @@ pub(crate) enum Entropy {
     /// The operating system's generator.
     System,
     /// SplitMix64 from a seed; for simulated disks only.
-    #[cfg_attr(
-        not(any(test, feature = "testing")),
-        expect(dead_code, reason = "only simulated disks are seeded")
-    )]
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "only simulated disks are seeded"))]
     Seeded(AtomicU64),
 }
 
@@ -51,9 +48,7 @@ impl Entropy {
 }
 
 fn from_system(error: getrandom::Error) -> io::Error {
-    error
-        .raw_os_error()
-        .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+    error.raw_os_error().map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
 fn next(state: &AtomicU64) -> u64 {

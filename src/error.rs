@@ -67,13 +67,7 @@ impl Error {
 
     /// An error with nothing beneath it. `message` is one sentence without a full stop and without a raw key.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                kind,
-                message: message.into(),
-                source: None,
-            }),
-        }
+        Self { inner: Arc::new(Inner { kind, message: message.into(), source: None }) }
     }
 
     /// An error with the cause beneath it, which the message does not repeat.
@@ -82,13 +76,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn error::Error + Send + Sync>>,
     ) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                kind,
-                message: message.into(),
-                source: Some(source.into()),
-            }),
-        }
+        Self { inner: Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }) }
     }
 
     /// A failed operation of the operating system. `what` names it as an activity, as in `"syncing
@@ -97,9 +85,9 @@ impl Error {
     /// A full disk and an exhausted quota are `Full`; everything else is `Io`.
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         let kind = match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full {
-                retry_after: DISK_FULL_RETRY_AFTER,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ErrorKind::Full { retry_after: DISK_FULL_RETRY_AFTER }
+            }
             _ => ErrorKind::Io,
         };
         Self::with_source(kind, format!("{} failed", what.into()), source)
@@ -107,10 +95,7 @@ impl Error {
 
     /// Damage: a check that failed in `file` at byte `offset`, where no crash explains it.
     pub(crate) fn corrupt(file: &str, offset: u64, reason: &str) -> Self {
-        Self::new(
-            ErrorKind::Corrupt,
-            format!("{file} is corrupt at byte {offset}: {reason}"),
-        )
+        Self::new(ErrorKind::Corrupt, format!("{file} is corrupt at byte {offset}: {reason}"))
     }
 
     /// A refused option. `problem` goes on after its name, as in `"must not be zero"`.
@@ -120,10 +105,7 @@ impl Error {
 
     /// Bytes beyond a limit. `what` begins the sentence, as in `"the response"`.
     pub(crate) fn too_large(what: &str, bytes: usize, bytes_max: usize) -> Self {
-        Self::new(
-            ErrorKind::TooLarge,
-            format!("{what} has {bytes} bytes, more than {bytes_max}"),
-        )
+        Self::new(ErrorKind::TooLarge, format!("{what} has {bytes} bytes, more than {bytes_max}"))
     }
 
     /// What a call gets once the store is closed.
@@ -133,19 +115,12 @@ impl Error {
 
     /// An act on a reservation that is no longer the latest of its key, where only an error can say so.
     pub(crate) fn superseded() -> Self {
-        Self::new(
-            ErrorKind::Cancelled,
-            "the reservation is no longer the latest of its key",
-        )
+        Self::new(ErrorKind::Cancelled, "the reservation is no longer the latest of its key")
     }
 
     /// What every call gets after the first failed write or sync, with that failure beneath it.
     pub(crate) fn poisoned(first: Self) -> Self {
-        Self::with_source(
-            ErrorKind::Poisoned,
-            "an earlier write or sync failed, so the store takes no more",
-            first,
-        )
+        Self::with_source(ErrorKind::Poisoned, "an earlier write or sync failed, so the store takes no more", first)
     }
 }
 
@@ -158,9 +133,7 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Error");
-        shown
-            .field("kind", &self.inner.kind)
-            .field("message", &self.inner.message);
+        shown.field("kind", &self.inner.kind).field("message", &self.inner.message);
         if let Some(source) = &self.inner.source {
             shown.field("source", source);
         }
@@ -170,10 +143,7 @@ impl fmt::Debug for Error {
 
 impl error::Error for Error {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.inner
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn error::Error + 'static))
+        self.inner.source.as_deref().map(|source| source as &(dyn error::Error + 'static))
     }
 }
 
@@ -236,32 +206,20 @@ mod tests {
     fn a_full_disk_and_a_used_up_quota_are_full_and_transient() {
         for raw in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
             let error = Error::io("allocating a segment", raw.into());
-            assert_eq!(
-                error.kind(),
-                ErrorKind::Full {
-                    retry_after: Duration::from_secs(1)
-                }
-            );
+            assert_eq!(error.kind(), ErrorKind::Full { retry_after: Duration::from_secs(1) });
             assert!(error.is_transient());
         }
     }
 
     #[test]
     fn every_other_failed_operation_is_io_with_its_cause() {
-        for raw in [
-            rustix::io::Errno::IO,
-            rustix::io::Errno::ROFS,
-            rustix::io::Errno::ACCESS,
-            rustix::io::Errno::FBIG,
-        ] {
+        for raw in [rustix::io::Errno::IO, rustix::io::Errno::ROFS, rustix::io::Errno::ACCESS, rustix::io::Errno::FBIG]
+        {
             let error = Error::io("syncing segment-00000001.keyonce", raw.into());
             assert_eq!(error.kind(), ErrorKind::Io);
             assert!(!error.is_transient());
             assert_eq!(error.to_string(), "syncing segment-00000001.keyonce failed");
-            let source = error
-                .source()
-                .and_then(|source| source.downcast_ref::<io::Error>())
-                .unwrap();
+            let source = error.source().and_then(|source| source.downcast_ref::<io::Error>()).unwrap();
             assert_eq!(source.raw_os_error(), Some(raw.raw_os_error()));
         }
     }
@@ -270,10 +228,7 @@ mod tests {
     fn corruption_names_file_offset_and_reason() {
         let error = Error::corrupt("segment-00000002.keyonce", 8192, "the checksum is wrong");
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert_eq!(
-            error.to_string(),
-            "segment-00000002.keyonce is corrupt at byte 8192: the checksum is wrong"
-        );
+        assert_eq!(error.to_string(), "segment-00000002.keyonce is corrupt at byte 8192: the checksum is wrong");
     }
 
     #[test]
@@ -288,9 +243,7 @@ mod tests {
 
     #[test]
     fn exactly_full_locked_and_cancelled_are_transient() {
-        let full = ErrorKind::Full {
-            retry_after: Duration::ZERO,
-        };
+        let full = ErrorKind::Full { retry_after: Duration::ZERO };
         let cases = [
             (ErrorKind::InvalidKey, false),
             (ErrorKind::InvalidOptions, false),

@@ -287,9 +287,8 @@ struct Fill<'a>(&'a mut [u8]);
 impl Fill<'_> {
     /// Writes a field. The layouts above leave room for every one of theirs, so running out is a bug.
     fn put<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
-        let (place, rest) = std::mem::take(&mut self.0)
-            .split_first_chunk_mut()
-            .expect("the layout has room for each of its fields");
+        let (place, rest) =
+            std::mem::take(&mut self.0).split_first_chunk_mut().expect("the layout has room for each of its fields");
         *place = field;
         self.0 = rest;
         self

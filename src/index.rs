@@ -238,11 +238,7 @@ impl IndexShard {
     /// As [`sweep`](Self::sweep).
     pub(crate) fn sweep_some(&mut self, oldest_live: u64, buckets_max: usize) -> bool {
         self.check_span(oldest_live);
-        self.round_since = if self.swept == 0 {
-            oldest_live
-        } else {
-            self.round_since.min(oldest_live)
-        };
+        self.round_since = if self.swept == 0 { oldest_live } else { self.round_since.min(oldest_live) };
         let end = self.swept.saturating_add(buckets_max).min(self.buckets.len());
         for home in self.swept..end {
             self.sweep_home(home, oldest_live);
@@ -298,11 +294,7 @@ impl IndexShard {
     /// The bucket that lies `distance` behind another; the table wraps around.
     fn behind(&self, index: usize, distance: usize) -> usize {
         let index = index + distance;
-        if index < self.buckets.len() {
-            index
-        } else {
-            index - self.buckets.len()
-        }
+        if index < self.buckets.len() { index } else { index - self.buckets.len() }
     }
 
     /// The displacements that a slot may have. A table of fewer than four buckets has no bucket twice.
@@ -311,15 +303,11 @@ impl IndexShard {
     }
 
     fn bucket(&self, index: usize) -> &Bucket {
-        self.buckets
-            .get(index)
-            .expect("bucket numbers are below the number of buckets")
+        self.buckets.get(index).expect("bucket numbers are below the number of buckets")
     }
 
     fn bucket_mut(&mut self, index: usize) -> &mut Bucket {
-        self.buckets
-            .get_mut(index)
-            .expect("bucket numbers are below the number of buckets")
+        self.buckets.get_mut(index).expect("bucket numbers are below the number of buckets")
     }
 
     /// The word that `found` speaks of; a stale `found` is a bug of the caller.
@@ -367,10 +355,7 @@ impl IndexShard {
             }
             let address = self.address(word, oldest_live);
             if matches(address) {
-                return Some(Found {
-                    address,
-                    place: Place::Slot { bucket: index, slot },
-                });
+                return Some(Found { address, place: Place::Slot { bucket: index, slot } });
             }
         }
         None
@@ -389,13 +374,7 @@ impl IndexShard {
         let later = if marks & LATER != 0 { 1..self.near() } else { 0..0 };
         for displaced in later {
             let index = self.behind(home, displaced);
-            let found = self.find_in(
-                index,
-                self.bucket(index),
-                slot::head(position, displaced),
-                oldest_live,
-                matches,
-            );
+            let found = self.find_in(index, self.bucket(index), slot::head(position, displaced), oldest_live, matches);
             if found.is_some() {
                 return found;
             }
@@ -408,10 +387,7 @@ impl IndexShard {
                 return None;
             }
             let address = self.address(stashed.word, oldest_live);
-            matches(address).then_some(Found {
-                address,
-                place: Place::Stash { entry },
-            })
+            matches(address).then_some(Found { address, place: Place::Stash { entry } })
         })
     }
 
@@ -434,10 +410,7 @@ impl IndexShard {
         if self.stash.len() == self.stash.capacity() {
             self.stash.retain(|stashed| slot::is_live(stashed.word, oldest_live));
         }
-        self.stash.push(Stashed {
-            position,
-            word: slot::head(position, 0) | packed,
-        });
+        self.stash.push(Stashed { position, word: slot::head(position, 0) | packed });
         let home = self.home(position);
         self.bucket_mut(home).mark(slot::class(position), STASHED);
     }
@@ -485,21 +458,11 @@ impl IndexShard {
     fn shift(&mut self, home: usize, from: usize, room: (usize, usize)) -> Option<(usize, usize)> {
         let (to, free) = room;
         let index = self.behind(home, from);
-        let slot = self
-            .bucket(index)
-            .0
-            .iter()
-            .position(|word| slot::displaced(*word) + to - from < NEAR)?;
+        let slot = self.bucket(index).0.iter().position(|word| slot::displaced(*word) + to - from < NEAR)?;
         let word = self.bucket(index).word(slot);
         let its_home = before(index, slot::displaced(word), self.buckets.len());
         self.vacate(index, slot);
-        self.fill(
-            its_home,
-            slot::displaced(word) + to - from,
-            free,
-            slot::tag(word),
-            slot::packed(word),
-        );
+        self.fill(its_home, slot::displaced(word) + to - from, free, slot::tag(word), slot::packed(word));
         Some((from, slot))
     }
 
@@ -622,11 +585,7 @@ fn buckets_for(keys: u64) -> u64 {
 
 /// The bucket that lies `distance` before another in a table of `len`, which wraps around.
 fn before(index: usize, distance: usize, len: usize) -> usize {
-    if index >= distance {
-        index - distance
-    } else {
-        index + len - distance
-    }
+    if index >= distance { index - distance } else { index + len - distance }
 }
 
 #[cfg(test)]

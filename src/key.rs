@@ -74,9 +74,7 @@ impl Key {
         framed.push(scope_len);
         framed.extend_from_slice(scope);
         framed.extend_from_slice(id);
-        Ok(Self {
-            framed: framed.into_boxed_slice(),
-        })
+        Ok(Self { framed: framed.into_boxed_slice() })
     }
 
     /// The scope, byte for byte as it was given.
@@ -120,10 +118,7 @@ impl Key {
     }
 
     fn parts(&self) -> (&[u8], &[u8]) {
-        let (scope_len, rest) = self
-            .framed
-            .split_first()
-            .expect("a key holds at least the length of its scope");
+        let (scope_len, rest) = self.framed.split_first().expect("a key holds at least the length of its scope");
         rest.split_at(usize::from(*scope_len))
     }
 }
@@ -234,18 +229,12 @@ impl Fingerprint {
 
     /// The fingerprint of a request of several parts. Their borders count, and so does an empty part.
     pub fn of_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        parts
-            .into_iter()
-            .fold(Self::builder(), FingerprintBuilder::part)
-            .finish()
+        parts.into_iter().fold(Self::builder(), FingerprintBuilder::part).finish()
     }
 
     /// Starts a fingerprint that is built part by part, for parts of different types and bodies that come in chunks.
     pub fn builder() -> FingerprintBuilder {
-        FingerprintBuilder {
-            hasher: blake3::Hasher::new_derive_key(FINGERPRINT_CONTEXT),
-            streamed_bytes: None,
-        }
+        FingerprintBuilder { hasher: blake3::Hasher::new_derive_key(FINGERPRINT_CONTEXT), streamed_bytes: None }
     }
 
     /// Takes 128 bits that were made elsewhere, by a recipe of the caller's own.
@@ -404,9 +393,7 @@ fn scope_len(scope: &[u8]) -> Result<u8, InvalidKey> {
 
 /// The eight bytes that tell the length of a part in a digest.
 fn length_frame(bytes: usize) -> [u8; 8] {
-    u64::try_from(bytes)
-        .expect("a length in memory fits 64 bits")
-        .to_le_bytes()
+    u64::try_from(bytes).expect("a length in memory fits 64 bits").to_le_bytes()
 }
 
 /// The first 128 of the 256 bits of a BLAKE3 digest.
@@ -420,12 +407,10 @@ fn first_half(hasher: &blake3::Hasher) -> [u8; 16] {
 fn hex(bytes: &[u8]) -> String {
     use fmt::Write as _;
 
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut digits, byte| {
-            write!(digits, "{byte:02x}").expect("writing to a string never fails");
-            digits
-        })
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut digits, byte| {
+        write!(digits, "{byte:02x}").expect("writing to a string never fails");
+        digits
+    })
 }
 
 /// Eight hexadecimal digits that tell names apart in a log without showing them.
@@ -460,11 +445,7 @@ mod tests {
             assert_eq!((key.scope(), key.id()), (*scope, *id));
             for (other_at, (other_scope, other_id)) in cases.iter().enumerate() {
                 let other = Key::new(other_scope, other_id).unwrap();
-                assert_eq!(
-                    key == other,
-                    at == other_at,
-                    "{scope:?} {id:?} against {other_scope:?} {other_id:?}"
-                );
+                assert_eq!(key == other, at == other_at, "{scope:?} {id:?} against {other_scope:?} {other_id:?}");
                 assert_eq!(key.hash(&SEED) == other.hash(&SEED), at == other_at);
                 assert_eq!(key.downstream_key("x") == other.downstream_key("x"), at == other_at);
             }
@@ -482,10 +463,7 @@ mod tests {
 
     #[test]
     fn the_border_between_id_and_label_counts() {
-        assert_ne!(
-            Key::new("", "a").unwrap().downstream_key("bc"),
-            Key::new("", "ab").unwrap().downstream_key("c")
-        );
+        assert_ne!(Key::new("", "a").unwrap().downstream_key("bc"), Key::new("", "ab").unwrap().downstream_key("c"));
     }
 
     #[test]
@@ -532,11 +510,7 @@ mod tests {
             ("tenant-7", "order-1001", "receipt", "38a511a1166eddd7d3ac412e7e8cf27e"),
         ];
         for (scope, id, label, golden) in cases {
-            assert_eq!(
-                Key::new(scope, id).unwrap().downstream_key(label),
-                golden,
-                "{scope} {id} {label}"
-            );
+            assert_eq!(Key::new(scope, id).unwrap().downstream_key(label), golden, "{scope} {id} {label}");
         }
     }
 
@@ -554,10 +528,7 @@ mod tests {
             assert_eq!(hex(&Fingerprint::of_parts(parts).to_bytes()), golden, "{parts:?}");
         }
         let long: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[0]).collect();
-        assert_eq!(
-            hex(&Fingerprint::of(long).to_bytes()),
-            "cd048cadc5a285f4eb2b7f22f393406a"
-        );
+        assert_eq!(hex(&Fingerprint::of(long).to_bytes()), "cd048cadc5a285f4eb2b7f22f393406a");
     }
 
     #[test]
@@ -586,34 +557,11 @@ mod tests {
     fn a_streamed_part_equals_the_whole_part() {
         let whole = Fingerprint::of_parts(["POST", "amount=100", "end"]);
         let builder = Fingerprint::builder;
-        assert_eq!(
-            builder()
-                .part("POST")
-                .write("amount=")
-                .write("")
-                .write("100")
-                .part("end")
-                .finish(),
-            whole
-        );
-        assert_eq!(
-            builder()
-                .write("PO")
-                .write("ST")
-                .end_part()
-                .part("amount=100")
-                .write("end")
-                .finish(),
-            whole
-        );
+        assert_eq!(builder().part("POST").write("amount=").write("").write("100").part("end").finish(), whole);
+        assert_eq!(builder().write("PO").write("ST").end_part().part("amount=100").write("end").finish(), whole);
         assert_eq!(builder().part("amount=100").finish(), Fingerprint::of("amount=100"));
         assert_eq!(builder().finish(), Fingerprint::of_parts([""; 0]));
-        for empty in [
-            builder().part(""),
-            builder().write(""),
-            builder().end_part(),
-            builder().write("").end_part(),
-        ] {
+        for empty in [builder().part(""), builder().write(""), builder().end_part(), builder().write("").end_part()] {
             assert_eq!(empty.finish(), Fingerprint::of(""));
         }
     }

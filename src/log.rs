@@ -252,7 +252,9 @@ impl Log {
             rolled = true;
         }
         let mut appended = tail.write(draft, commit)?;
-        let asks = !tail.asked && tail.offset > tail.life.bytes / 2;
+        // While segments are small and grow, a hot writer would be at their end before the helper: ask at once.
+        let growing = rolled && tail.life.bytes < self.run.segment_bytes_plan;
+        let asks = !tail.asked && (growing || tail.offset > tail.life.bytes / 2);
         tail.asked |= asks;
         appended.housekeeping_due = rolled || asks;
         Ok(appended)
@@ -270,9 +272,7 @@ impl Log {
             (tail.rolled.clone(), Arc::clone(&tail.life), tail.end())
         };
         for life in rolled.iter().chain([&life]) {
-            life.data
-                .sync()
-                .map_err(|error| Error::io(format!("syncing {}", life.name), error))?;
+            life.data.sync().map_err(|error| Error::io(format!("syncing {}", life.name), error))?;
         }
         if let (false, Some(tail)) = (rolled.is_empty(), self.tail.lock().as_mut()) {
             tail.rolled.drain(..rolled.len());
@@ -301,13 +301,7 @@ impl Log {
     ///
     /// `Full` or `Io`; the roll will try again.
     pub(crate) fn prepare_successor(&self, commit: &Commit) -> Result<(), Error> {
-        let Some(start) = self
-            .tail
-            .lock()
-            .as_ref()
-            .filter(|tail| tail.asked)
-            .map(|tail| self.successor(tail))
-        else {
+        let Some(start) = self.tail.lock().as_ref().filter(|tail| tail.asked).map(|tail| self.successor(tail)) else {
             return Ok(());
         };
         let mut files = self.files.lock();
@@ -345,13 +339,7 @@ impl Log {
         if let Some(failure) = commit.failure() {
             return Err(failure);
         }
-        tail.write(
-            &mut Draft::closed(&Closed {
-                time: self.run.time.mark(),
-                unfinished,
-            }),
-            commit,
-        )
+        tail.write(&mut Draft::closed(&Closed { time: self.run.time.mark(), unfinished }), commit)
     }
 
     /// Lets go of every segment, and with them of the last hold on the directory's lock. Nobody may be looking at a record.
@@ -370,10 +358,7 @@ impl Log {
         let oldest = live.iter().next()?;
         let over =
             oldest.number < active && oldest.end_lsn() <= commit.durable() && oldest.newest_kept_until_ms() <= now_ms;
-        over.then(|| Over {
-            number: oldest.number,
-            unfinished: oldest.unfinished() > 0,
-        })
+        over.then(|| Over { number: oldest.number, unfinished: oldest.unfinished() > 0 })
     }
 
     /// Gives up the segment `number`, the oldest: from now on an address in it is dead. `pass` goes once through every
@@ -381,10 +366,7 @@ impl Log {
     pub(crate) fn retire(&self, number: u64, pass: impl FnOnce()) {
         let oldest_live = {
             let live = self.live.read();
-            live.iter()
-                .map(|life| life.number)
-                .find(|other| *other > number)
-                .unwrap_or(number)
+            live.iter().map(|life| life.number).find(|other| *other > number).unwrap_or(number)
         };
         self.oldest_live.store(oldest_live, Ordering::Release);
         pass();
@@ -396,9 +378,7 @@ impl Log {
         Start {
             previous: tail.life.number,
             first_lsn: tail.life.end_lsn(),
-            bytes: (tail.life.bytes * 2)
-                .min(self.run.segment_bytes_plan)
-                .max(tail.life.bytes),
+            bytes: (tail.life.bytes * 2).min(self.run.segment_bytes_plan).max(tail.life.bytes),
             role: tail.role,
         }
     }
@@ -414,10 +394,7 @@ impl Log {
         }
         let needed = (format::DATA_START + record_bytes + END_ROOM).next_multiple_of(SEGMENT_BYTES_STEP);
         let planned = self.successor(tail);
-        let start = Start {
-            bytes: planned.bytes.max(needed),
-            ..planned
-        };
+        let start = Start { bytes: planned.bytes.max(needed), ..planned };
         let next = {
             let mut files = self.files.lock();
             match files.prepared.take() {
@@ -425,10 +402,7 @@ impl Log {
                 late => {
                     // Prepared for a place that the log has rolled past meanwhile, or too small for this record: nothing was
                     // ever written to it.
-                    files.spares.extend(late.map(|life| Spare {
-                        name: life.name,
-                        bytes: life.bytes,
-                    }));
+                    files.spares.extend(late.map(|life| Spare { name: life.name, bytes: life.bytes }));
                     files.prepare(&self.run, start, commit.durable(), self.oldest_live())?
                 }
             }
@@ -446,10 +420,7 @@ impl Log {
         let rolled = std::mem::replace(&mut tail.life, next);
         let mut all_rolled = std::mem::take(&mut tail.rolled);
         all_rolled.push(rolled);
-        *tail = Tail {
-            rolled: all_rolled,
-            ..Tail::new(Arc::clone(&tail.life), tail.role)
-        };
+        *tail = Tail { rolled: all_rolled, ..Tail::new(Arc::clone(&tail.life), tail.role) };
         Ok(())
     }
 }
@@ -457,15 +428,7 @@ impl Log {
 impl Tail {
     fn new(life: Arc<Life>, role: Role) -> Self {
         let offset = format::DATA_START;
-        Self {
-            life,
-            offset,
-            role,
-            rolled: Vec::new(),
-            closing: false,
-            asked: false,
-            populated: offset,
-        }
+        Self { life, offset, role, rolled: Vec::new(), closing: false, asked: false, populated: offset }
     }
 
     fn end(&self) -> u64 {
@@ -481,16 +444,8 @@ impl Tail {
             return Err(commit.poison(&Error::io(format!("writing to {}", self.life.name), error)));
         }
         self.offset += bytes.len() as u64;
-        let address = Address {
-            segment: self.life.number,
-            offset,
-        };
-        Ok(Appended {
-            address,
-            lsn,
-            end: self.end(),
-            housekeeping_due: false,
-        })
+        let address = Address { segment: self.life.number, offset };
+        Ok(Appended { address, lsn, end: self.end(), housekeeping_due: false })
     }
 
     /// Readies the pages ahead of `end` in small steps, so that a writer seldom meets a fault. Where that fails, it does.
@@ -515,10 +470,7 @@ impl Files {
         let fits = self.spares.iter().position(|spare| spare.bytes >= start.bytes);
         let (name, data) = match fits.map(|at| self.spares.swap_remove(at)) {
             Some(spare) => {
-                let data = run
-                    .storage
-                    .open_segment(&spare.name, Access::NewLife)
-                    .map_err(failed(&spare.name))?;
+                let data = run.storage.open_segment(&spare.name, Access::NewLife).map_err(failed(&spare.name))?;
                 (spare.name, data)
             }
             None => {
@@ -561,10 +513,7 @@ impl Files {
             if life.number >= durable_oldest_live || Arc::strong_count(&life) > 1 {
                 self.retired.push(life);
             } else {
-                self.spares.push(Spare {
-                    name: life.name.clone(),
-                    bytes: life.bytes,
-                });
+                self.spares.push(Spare { name: life.name.clone(), bytes: life.bytes });
             }
         }
     }

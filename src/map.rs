@@ -184,21 +184,10 @@ impl Region {
     pub(crate) fn claim(&self, offset: u64, len: usize) -> Claim<'_> {
         // Acquire: pairs with the Release in `Claim::drop`. From here on this thread alone moves the published end.
         let published = self.tail.swap(CLAIMED, Ordering::Acquire);
-        assert!(
-            published != CLAIMED,
-            "two writers in one segment, the second at {offset}"
-        );
+        assert!(published != CLAIMED, "two writers in one segment, the second at {offset}");
         // From here on a panic gives the claim back.
-        let mut claim = Claim {
-            region: self,
-            start: 0,
-            end: 0,
-            published,
-        };
-        assert!(
-            offset >= published,
-            "write at {offset}: {published} bytes are published"
-        );
+        let mut claim = Claim { region: self, start: 0, end: 0, published };
+        assert!(offset >= published, "write at {offset}: {published} bytes are published");
         let end = offset.checked_add(len as u64);
         assert!(
             end.is_some_and(|end| end <= self.bytes as u64),
@@ -241,11 +230,7 @@ impl Claim<'_> {
     /// When the claim is for another number of bytes, or the region is written by positioned writes.
     pub(crate) fn write(self, bytes: &[u8]) {
         assert!(self.region.writable, "this segment is written by positioned writes");
-        assert_eq!(
-            bytes.len(),
-            self.end - self.start,
-            "a claim is for exactly the bytes it was taken for"
-        );
+        assert_eq!(bytes.len(), self.end - self.start, "a claim is for exactly the bytes it was taken for");
         // SAFETY: `start + bytes.len() == end <= region.bytes` (asserted in `claim` and above), in memory that may be
         // stored to (`writable`; M1). No other thread writes there, since this is the only claim (M2), and no slice
         // covers these bytes, since they lie at or above the published end (M3). `bytes` does not overlap them: a slice
@@ -301,10 +286,7 @@ impl fmt::Debug for Region {
 
 impl fmt::Debug for Claim<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim")
-            .field("start", &self.start)
-            .field("end", &self.end)
-            .finish_non_exhaustive()
+        f.debug_struct("Claim").field("start", &self.start).field("end", &self.end).finish_non_exhaustive()
     }
 }
 
@@ -338,9 +320,7 @@ mod shadow {
 
         pub(super) fn read(&self, bytes: Range<usize>) {
             let writes = self.0.lock();
-            let met = writes
-                .iter()
-                .filter(|(written, _)| written.start < bytes.end && bytes.start < written.end);
+            let met = writes.iter().filter(|(written, _)| written.start < bytes.end && bytes.start < written.end);
             let met: Vec<_> = met.map(|(_, cell)| cell.clone()).collect();
             drop(writes);
             for cell in met {
@@ -423,10 +403,7 @@ mod tests {
 
     /// Each kind of region that may be written through itself.
     fn writable(bytes: usize) -> [Region; 2] {
-        [
-            Region::heap(vec![0; bytes]),
-            Region::mapped(&file_of(&vec![0; bytes]), bytes).unwrap(),
-        ]
+        [Region::heap(vec![0; bytes]), Region::mapped(&file_of(&vec![0; bytes]), bytes).unwrap()]
     }
 
     #[test]
@@ -437,11 +414,7 @@ mod tests {
             let one = region.view(0, 3);
             region.claim(4096, 3).write(b"two");
             assert_eq!(region.view(4096, 3), b"two");
-            assert_eq!(
-                region.view(0, 4099).len(),
-                4099,
-                "a gap is published with what follows it"
-            );
+            assert_eq!(region.view(0, 4099).len(), 4099, "a gap is published with what follows it");
             assert_eq!(one, b"one");
             region.claim(4099, 8192 - 4099).write(&vec![7; 8192 - 4099]);
             assert_eq!(region.view(8191, 1), [7]);
@@ -462,14 +435,8 @@ mod tests {
     fn a_view_above_the_published_end_is_refused() {
         for region in writable(4096) {
             region.claim(0, 100).write(&[1; 100]);
-            for (offset, len) in [
-                (0, 101),
-                (100, 1),
-                (4096, 1),
-                (u64::MAX, 1),
-                (1, usize::MAX),
-                (u64::MAX, usize::MAX),
-            ] {
+            for (offset, len) in [(0, 101), (100, 1), (4096, 1), (u64::MAX, 1), (1, usize::MAX), (u64::MAX, usize::MAX)]
+            {
                 assert!(panics(|| drop(region.view(offset, len).to_vec())), "{offset} {len}");
             }
             assert_eq!(region.view(100, 0), b"");
@@ -558,10 +525,7 @@ mod tests {
         region.populate(u64::MAX, 1).unwrap();
         region.claim(10_000, 0).publish();
         assert_eq!(region.view(0, 10_000), [9; 10_000]);
-        Region::positioned(&file_of(&[9; 10]), 10)
-            .unwrap()
-            .populate(0, 10)
-            .unwrap();
+        Region::positioned(&file_of(&[9; 10]), 10).unwrap().populate(0, 10).unwrap();
         Region::heap(vec![0; 10]).populate(0, 10).unwrap();
     }
 

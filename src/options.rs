@@ -150,10 +150,7 @@ impl Options {
     /// How records get into the log. Default [`AppendMode::Positioned`] for [`Durability::PowerLoss`], where a sync
     /// costs far more than a system call, and [`AppendMode::Mapped`] for [`Durability::ProcessCrash`].
     pub fn append_mode(self, append_mode: AppendMode) -> Self {
-        Self {
-            append_mode: Some(append_mode),
-            ..self
-        }
+        Self { append_mode: Some(append_mode), ..self }
     }
 
     /// How long a reservation counts as running without a renewal. Default 60 seconds; above 0, to 100 years; rounded
@@ -182,19 +179,13 @@ impl Options {
     /// How large a response is expected to be, in bytes: the room that is kept for each unfinished key. Default 1 KiB,
     /// or `response_bytes_max` if that is less; 0 to `response_bytes_max`.
     pub fn response_bytes(self, bytes: usize) -> Self {
-        Self {
-            response_bytes: Some(bytes),
-            ..self
-        }
+        Self { response_bytes: Some(bytes), ..self }
     }
 
     /// How large a response may be, in bytes; a larger one is refused before a byte is written. Default 1 MiB, at most
     /// 16 MiB.
     pub fn response_bytes_max(self, bytes: usize) -> Self {
-        Self {
-            response_bytes_max: bytes,
-            ..self
-        }
+        Self { response_bytes_max: bytes, ..self }
     }
 
     /// The size of every segment, in bytes. By default it is derived from the retention and grows from the smallest
@@ -203,27 +194,18 @@ impl Options {
     /// A multiple of 64 KiB, at least twice the largest record and at most 64 MiB. The largest record holds a response
     /// of `response_bytes_max` or a checkpoint of 64 KiB, whichever is larger.
     pub fn segment_bytes(self, bytes: u64) -> Self {
-        Self {
-            segment_bytes: Some(bytes),
-            ..self
-        }
+        Self { segment_bytes: Some(bytes), ..self }
     }
 
     /// How long opening waits while another store has the directory open. Default 0: it fails at once. Rounded up to
     /// whole milliseconds; more than 100 years counts as 100 years.
     pub fn lock_wait(self, at_most: Duration) -> Self {
-        Self {
-            lock_wait: at_most,
-            ..self
-        }
+        Self { lock_wait: at_most, ..self }
     }
 
     /// Where time comes from. Default [`SystemClock`].
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            clock: Some(clock),
-            ..self
-        }
+        Self { clock: Some(clock), ..self }
     }
 
     /// How far the wall clock may have moved across boots and still be believed. Default 7 days; 0 to 100 years;
@@ -232,10 +214,7 @@ impl Options {
     /// A larger jump is held once: the store's time goes on from where it was, and the jump is reported. So a wrong
     /// clock does not make the store forget live keys. One that is wrong by less than this is believed.
     pub fn clock_jump_max(self, jump: Duration) -> Self {
-        Self {
-            clock_jump_max: jump,
-            ..self
-        }
+        Self { clock_jump_max: jump, ..self }
     }
 
     /// The options as plain numbers, each within its range.
@@ -249,17 +228,11 @@ impl Options {
                 checked_segment_bytes(bytes, segment_bytes_min)?;
                 (bytes, bytes)
             }
-            None => (
-                segment_bytes_min,
-                planned_segment_bytes(keys, response_bytes).max(segment_bytes_min),
-            ),
+            None => (segment_bytes_min, planned_segment_bytes(keys, response_bytes).max(segment_bytes_min)),
         };
         let clock_jump_max_ms = ms_rounded_up(self.clock_jump_max);
         if clock_jump_max_ms > DURATION_MS_MAX {
-            return Err(Error::invalid_option(
-                "clock_jump_max",
-                "must not be longer than 100 years",
-            ));
+            return Err(Error::invalid_option("clock_jump_max", "must not be longer than 100 years"));
         }
         Ok(Checked {
             durability: self.durability,
@@ -366,42 +339,27 @@ impl ReserveOptions {
 
     /// How long this key is remembered: above 0, to the store's window. Ask one key always with the same.
     pub fn retention(self, retention: Duration) -> Self {
-        Self {
-            retention: Some(retention),
-            ..self
-        }
+        Self { retention: Some(retention), ..self }
     }
 
     /// How long this reservation counts as running without a renewal: above 0, to 100 years.
     pub fn lease(self, lease: Duration) -> Self {
-        Self {
-            lease: Some(lease),
-            ..self
-        }
+        Self { lease: Some(lease), ..self }
     }
 
     /// Which crash this reservation and its completion survive.
     pub fn durability(self, durability: Durability) -> Self {
-        Self {
-            durability: Some(durability),
-            ..self
-        }
+        Self { durability: Some(durability), ..self }
     }
 
     /// What to answer if the owner of this key never finished.
     pub fn on_interrupted(self, on_interrupted: OnInterrupted) -> Self {
-        Self {
-            on_interrupted: Some(on_interrupted),
-            ..self
-        }
+        Self { on_interrupted: Some(on_interrupted), ..self }
     }
 
     /// What dropping this reservation means.
     pub fn on_drop(self, on_drop: OnDrop) -> Self {
-        Self {
-            on_drop: Some(on_drop),
-            ..self
-        }
+        Self { on_drop: Some(on_drop), ..self }
     }
 
     /// Waits while the key is in flight, at most this long. Default 0: answers `InFlight` at once. More than 100 years
@@ -413,10 +371,7 @@ impl ReserveOptions {
     /// When the client first made this request, so that a retry from before the retention is `TooOld` and never runs as
     /// new.
     pub fn issued_at(self, issued_at: SystemTime) -> Self {
-        Self {
-            issued_at: Some(issued_at),
-            ..self
-        }
+        Self { issued_at: Some(issued_at), ..self }
     }
 
     /// What holds for one reservation: these options over the store's.
@@ -426,17 +381,12 @@ impl ReserveOptions {
             Some(retention) => checked_ms("retention", retention)?,
         };
         if retention_ms > store.retention_ms {
-            let problem = format!(
-                "is {retention_ms} ms, longer than the store's window of {} ms",
-                store.retention_ms
-            );
+            let problem = format!("is {retention_ms} ms, longer than the store's window of {} ms", store.retention_ms);
             return Err(Error::invalid_option("retention", problem));
         }
         Ok(CheckedReserve {
             retention_ms,
-            lease_ms: self
-                .lease
-                .map_or(Ok(store.lease_ms), |lease| checked_ms("lease", lease))?,
+            lease_ms: self.lease.map_or(Ok(store.lease_ms), |lease| checked_ms("lease", lease))?,
             durability: self.durability.unwrap_or(store.durability),
             on_interrupted: self.on_interrupted.unwrap_or(store.on_interrupted),
             on_drop: self.on_drop.unwrap_or(store.on_drop),
@@ -486,10 +436,7 @@ mod tests {
     fn assert_names<T: std::fmt::Debug>(result: Result<T, Error>, option: &str) {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOptions);
-        assert!(
-            error.to_string().contains(&format!("`{option}`")),
-            "{error} does not name {option}"
-        );
+        assert!(error.to_string().contains(&format!("`{option}`")), "{error} does not name {option}");
     }
 
     fn refused(options: Options, option: &str) {
@@ -516,14 +463,9 @@ mod tests {
     #[test]
     fn the_append_mode_follows_the_durability_unless_it_is_set() {
         let of = |options: Options| accepted(options).append_mode;
-        assert_eq!(
-            of(Options::new().durability(Durability::ProcessCrash)),
-            AppendMode::Mapped
-        );
+        assert_eq!(of(Options::new().durability(Durability::ProcessCrash)), AppendMode::Mapped);
         assert_eq!(of(Options::new().append_mode(AppendMode::Mapped)), AppendMode::Mapped);
-        let set = Options::new()
-            .append_mode(AppendMode::Positioned)
-            .durability(Durability::ProcessCrash);
+        let set = Options::new().append_mode(AppendMode::Positioned).durability(Durability::ProcessCrash);
         assert_eq!(of(set), AppendMode::Positioned);
     }
 
@@ -560,18 +502,9 @@ mod tests {
 
     #[test]
     fn a_bad_retention_is_refused_by_name() {
-        refused(
-            Options::new().retention(Retention::new(Duration::ZERO, 200.0)),
-            "retention",
-        );
-        refused(
-            Options::new().retention(Retention::new(Duration::MAX, 200.0)),
-            "retention",
-        );
-        refused(
-            Options::new().retention(Retention::new(Duration::from_secs(1), f64::NAN)),
-            "retention",
-        );
+        refused(Options::new().retention(Retention::new(Duration::ZERO, 200.0)), "retention");
+        refused(Options::new().retention(Retention::new(Duration::MAX, 200.0)), "retention");
+        refused(Options::new().retention(Retention::new(Duration::from_secs(1), f64::NAN)), "retention");
     }
 
     #[test]
@@ -581,14 +514,8 @@ mod tests {
         assert_eq!(options_response_bytes(&max(1)), 1);
         assert_eq!(options_response_bytes(&max(1023)), 1023);
         assert_eq!(options_response_bytes(&max(1025)), 1024);
-        assert_eq!(
-            accepted(max(RESPONSE_BYTES_LIMIT - 1)).response_bytes_max,
-            RESPONSE_BYTES_LIMIT - 1
-        );
-        assert_eq!(
-            accepted(max(RESPONSE_BYTES_LIMIT)).response_bytes_max,
-            RESPONSE_BYTES_LIMIT
-        );
+        assert_eq!(accepted(max(RESPONSE_BYTES_LIMIT - 1)).response_bytes_max, RESPONSE_BYTES_LIMIT - 1);
+        assert_eq!(accepted(max(RESPONSE_BYTES_LIMIT)).response_bytes_max, RESPONSE_BYTES_LIMIT);
         refused(max(RESPONSE_BYTES_LIMIT + 1), "response_bytes_max");
         refused(max(usize::MAX), "response_bytes_max");
         for bytes in [0, 1, 1999, 2000] {
@@ -604,21 +531,9 @@ mod tests {
         let segment = |bytes| Options::new().segment_bytes(bytes);
         for bytes in [min, min + step, SEGMENT_BYTES_MAX - step, SEGMENT_BYTES_MAX] {
             let checked = accepted(segment(bytes));
-            assert_eq!(
-                (checked.segment_bytes_first, checked.segment_bytes_plan),
-                (bytes, bytes)
-            );
+            assert_eq!((checked.segment_bytes_first, checked.segment_bytes_plan), (bytes, bytes));
         }
-        for bytes in [
-            0,
-            1,
-            min - step,
-            min - 1,
-            min + 1,
-            SEGMENT_BYTES_MAX - 1,
-            SEGMENT_BYTES_MAX + 1,
-            u64::MAX,
-        ] {
+        for bytes in [0, 1, min - step, min - 1, min + 1, SEGMENT_BYTES_MAX - 1, SEGMENT_BYTES_MAX + 1, u64::MAX] {
             refused(segment(bytes), "segment_bytes");
         }
         refused(segment(SEGMENT_BYTES_MAX + step), "segment_bytes");
@@ -628,11 +543,7 @@ mod tests {
     fn segments_start_small_and_double_up_to_a_64th_of_the_window() {
         let plan = |window_s, response_bytes_max| {
             let retention = Retention::new(Duration::from_secs(window_s), 200.0);
-            let checked = accepted(
-                Options::new()
-                    .retention(retention)
-                    .response_bytes_max(response_bytes_max),
-            );
+            let checked = accepted(Options::new().retention(retention).response_bytes_max(response_bytes_max));
             (checked.segment_bytes_first, checked.segment_bytes_plan)
         };
         assert_eq!(plan(86_400, 1 << 20), (2 * MIB + 64 * KIB, 64 * MIB));
@@ -658,11 +569,7 @@ mod tests {
 
     #[test]
     fn a_reservation_takes_what_it_does_not_say_from_the_store() {
-        let store = accepted(
-            Options::new()
-                .on_drop(OnDrop::Release)
-                .on_interrupted(OnInterrupted::TakeOver),
-        );
+        let store = accepted(Options::new().on_drop(OnDrop::Release).on_interrupted(OnInterrupted::TakeOver));
         let inherited = ReserveOptions::new().validate(&store).unwrap();
         let expected = CheckedReserve {
             retention_ms: 86_400_000,

@@ -110,32 +110,25 @@ pub(crate) fn open(
 }
 
 fn list(storage: &dyn Storage) -> Result<Vec<String>, Error> {
-    storage
-        .list()
-        .map_err(|error| Error::io("listing the directory", error))
+    storage.list().map_err(|error| Error::io("listing the directory", error))
 }
 
 fn read_store_file(storage: &dyn Storage) -> Result<StoreFile, Error> {
-    let bytes = storage
-        .read(STORE_FILE, STORE_FILE_BYTES)
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::FileTooLarge => Error::corrupt(STORE_FILE, 0, "longer than a store file"),
-            _ => Error::io(format!("reading {STORE_FILE}"), error),
-        })?;
+    let bytes = storage.read(STORE_FILE, STORE_FILE_BYTES).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => Error::corrupt(STORE_FILE, 0, "longer than a store file"),
+        _ => Error::io(format!("reading {STORE_FILE}"), error),
+    })?;
     StoreFile::decode(&bytes).map_err(|fault| match fault {
-        StoreFileFault::Foreign => Error::new(
-            ErrorKind::ForeignDirectory,
-            format!("{STORE_FILE} was not written by this crate"),
-        ),
+        StoreFileFault::Foreign => {
+            Error::new(ErrorKind::ForeignDirectory, format!("{STORE_FILE} was not written by this crate"))
+        }
         StoreFileFault::Version(version) => unsupported(STORE_FILE, version),
         StoreFileFault::Damaged => Error::corrupt(STORE_FILE, 0, "its checksum fails"),
     })
 }
 
 fn write_store_file(storage: &dyn Storage, store: &StoreFile) -> Result<(), Error> {
-    storage
-        .publish(STORE_FILE, &store.encode())
-        .map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))
+    storage.publish(STORE_FILE, &store.encode()).map_err(|error| Error::io(format!("writing {STORE_FILE}"), error))
 }
 
 fn unsupported(name: &str, version: u32) -> Error {
@@ -161,19 +154,13 @@ fn create(
             None => found.never_lived(),
         };
         if !half_made {
-            return Err(Error::corrupt(
-                STORE_FILE,
-                0,
-                &format!("it is missing beside {}", found.name),
-            ));
+            return Err(Error::corrupt(STORE_FILE, 0, &format!("it is missing beside {}", found.name)));
         }
     }
     for found in files {
         let name = found.name.clone();
         drop(found);
-        storage
-            .remove(&name)
-            .map_err(|error| Error::io(format!("removing the half-made {name}"), error))?;
+        storage.remove(&name).map_err(|error| Error::io(format!("removing the half-made {name}"), error))?;
     }
     let (time, _) = StoreTime::start(Arc::clone(&options.clock), None, options.clock_jump_max_ms);
     let store = StoreFile {
@@ -183,35 +170,14 @@ fn create(
         run_number: 1,
     };
     let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
-    let start = Start {
-        previous: 0,
-        first_lsn: 0,
-        bytes: options.segment_bytes_first,
-        role: Role::Rolled,
-    };
-    let past = Past {
-        newest_number: 0,
-        oldest_live: 1,
-        synced_lsn: 0,
-        spares: Vec::new(),
-        next_index: 1,
-    };
+    let start = Start { previous: 0, first_lsn: 0, bytes: options.segment_bytes_first, role: Role::Rolled };
+    let past = Past { newest_number: 0, oldest_live: 1, synced_lsn: 0, spares: Vec::new(), next_index: 1 };
     let log = Log::begin(run, start, Vec::new(), past)?;
     write_store_file(&*storage, &store)?;
     let commit = Commit::new(format::DATA_START);
     let shards = new_shards(shard_count, options, 0);
-    let report = OpenReport {
-        created: true,
-        clean: true,
-        ..OpenReport::default()
-    };
-    Ok(Opened {
-        log,
-        commit,
-        shards,
-        seed: HashSeed(store.hash_seed),
-        report,
-    })
+    let report = OpenReport { created: true, clean: true, ..OpenReport::default() };
+    Ok(Opened { log, commit, shards, seed: HashSeed(store.hash_seed), report })
 }
 
 fn no_entropy(error: std::io::Error) -> Error {
@@ -238,9 +204,7 @@ fn new_run(
 /// Empty shards for the planned number of keys, with room at once for `keys`.
 fn new_shards(shard_count: usize, options: &Checked, keys: u64) -> Vec<IndexShard> {
     let each = |keys: u64| keys.div_ceil(shard_count as u64);
-    (0..shard_count)
-        .map(|_| IndexShard::planned(each(options.keys)).with_room_for(each(keys)))
-        .collect()
+    (0..shard_count).map(|_| IndexShard::planned(each(options.keys)).with_room_for(each(keys))).collect()
 }
 
 /// Applies what was accepted, writes anew what must not rest on the page cache, and begins the run.
@@ -252,11 +216,7 @@ fn recover(
     store: &StoreFile,
     shard_count: usize,
 ) -> Result<Opened, Error> {
-    let (time, jump) = StoreTime::start(
-        Arc::clone(&options.clock),
-        survey.time.as_ref(),
-        options.clock_jump_max_ms,
-    );
+    let (time, jump) = StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
     let mut report = OpenReport {
         clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
         ..survey.report()
@@ -268,11 +228,7 @@ fn recover(
     replaced.add(cut_lsn, survey.next_first_lsn);
 
     let keys_at_most = report.records.min(options.keys);
-    let oldest_live = chain
-        .lives
-        .first()
-        .map_or(1, |life| life.number)
-        .max(survey.oldest_live);
+    let oldest_live = chain.lives.first().map_or(1, |life| life.number).max(survey.oldest_live);
     let mut table = Table {
         shards: new_shards(shard_count, options, keys_at_most),
         seed: HashSeed(store.hash_seed),
@@ -283,11 +239,8 @@ fn recover(
         table.apply(life, offset)?;
     }
 
-    let (given_up, kept): (Vec<_>, Vec<_>) = chain
-        .lives
-        .iter()
-        .cloned()
-        .partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
+    let (given_up, kept): (Vec<_>, Vec<_>) =
+        chain.lives.iter().cloned().partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
     let start = Start {
         previous: kept.last().map_or(0, |life| life.number),
         first_lsn: survey.next_first_lsn,
@@ -303,16 +256,12 @@ fn recover(
         next_index: survey.next_index,
     };
     // The entry of a file that a crash left may be known to the kernel alone.
-    storage
-        .sync_directory()
-        .map_err(|error| Error::io("syncing the directory", error))?;
+    storage.sync_directory().map_err(|error| Error::io("syncing the directory", error))?;
     let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
     let log = Log::begin(run, start, kept.clone(), past)?;
     let commit = Commit::new(survey.synced_lsn);
 
-    let above = chain
-        .records()
-        .filter(|(life, offset)| replaced.contains(life.lsn(*offset)));
+    let above = chain.records().filter(|(life, offset)| replaced.contains(life.lsn(*offset)));
     // An expired record still hides the older ones of its key; with no older ones left, it has no use.
     let forget_expired = kept.is_empty().then_some(now_ms);
     let digest = copy(above, &mut table, &log, &commit, forget_expired, &mut report)?;
@@ -320,32 +269,17 @@ fn recover(
     let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
     let end = log.append(&mut seal, &commit)?.end;
     commit.wait(end, &|| log.sync())?;
-    write_store_file(
-        &*storage,
-        &StoreFile {
-            run_number: log.newest_number(),
-            ..*store
-        },
-    )?;
+    write_store_file(&*storage, &StoreFile { run_number: log.newest_number(), ..*store })?;
 
     // Only now is what was replaced, or given up by an earlier seal that may not have been durable, out of use for good.
-    let spares = given_up.iter().map(|life| Spare {
-        name: life.name.clone(),
-        bytes: life.bytes,
-    });
+    let spares = given_up.iter().map(|life| Spare { name: life.name.clone(), bytes: life.bytes });
     let spares = spares.chain(survey.spares_late).collect();
     // Nobody may hold a life whose file is given away.
     table.live = Live::default();
     drop((chain, given_up, kept));
     log.recovered(spares, oldest_live);
     table.note(&log.live().read(), now_ms, &mut report)?;
-    Ok(Opened {
-        log,
-        commit,
-        shards: table.shards,
-        seed: table.seed,
-        report,
-    })
+    Ok(Opened { log, commit, shards: table.shards, seed: table.seed, report })
 }
 
 /// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys that
@@ -361,11 +295,8 @@ fn copy<'a>(
     let mut copies = Copies::default();
     let mut draft = Draft::new();
     for (life, offset) in records {
-        let record = life.state_record(offset)?;
-        let address = Address {
-            segment: life.number,
-            offset,
-        };
+        let (record, _) = life.state_record(offset)?;
+        let address = Address { segment: life.number, offset };
         if !table.is_latest(address, &record) {
             continue;
         }
@@ -423,32 +354,22 @@ struct Table {
 
 impl Table {
     fn read(&self, address: Address) -> Result<StateRecord<'_>, Error> {
-        let life = self
-            .live
-            .get(address.segment)
-            .expect("an address that was scanned lies in the chain");
-        life.state_record(address.offset)
+        let life = self.live.get(address.segment).expect("an address that was scanned lies in the chain");
+        life.state_record(address.offset).map(|(record, _)| record)
     }
 
     /// Makes the record at `offset` of `life` the latest of its key.
     fn apply(&mut self, life: &Life, offset: u32) -> Result<(), Error> {
-        let record = life.state_record(offset)?;
-        let address = Address {
-            segment: life.number,
-            offset,
-        };
+        let (record, _) = life.state_record(offset)?;
+        let address = Address { segment: life.number, offset };
         let hash = self.seed.hash(record.scope, record.id);
         let at = shard_of(hash, self.shards.len());
         let found = self.shards.get(at).and_then(|shard| {
             shard.find(hash, self.oldest_live, |other| {
-                self.read(other)
-                    .is_ok_and(|other| other.scope == record.scope && other.id == record.id)
+                self.read(other).is_ok_and(|other| other.scope == record.scope && other.id == record.id)
             })
         });
-        let shard = self
-            .shards
-            .get_mut(at)
-            .expect("a shard's number is below the number of shards");
+        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
         shard.publish(hash, self.oldest_live, found, address);
         Ok(())
     }
@@ -460,10 +381,7 @@ impl Table {
     fn find(&mut self, address: Address, record: &StateRecord<'_>) -> (&mut IndexShard, u64, Option<index::Found>) {
         let hash = self.seed.hash(record.scope, record.id);
         let at = shard_of(hash, self.shards.len());
-        let shard = self
-            .shards
-            .get_mut(at)
-            .expect("a shard's number is below the number of shards");
+        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
         let found = shard.find(hash, self.oldest_live, |other| other == address);
         (shard, hash, found)
     }
@@ -486,7 +404,7 @@ impl Table {
     fn note(&self, live: &Live, now_ms: u64, report: &mut OpenReport) -> Result<(), Error> {
         for address in self.shards.iter().flat_map(|shard| shard.addresses(self.oldest_live)) {
             let life = live.get(address.segment).expect("the index names live segments alone");
-            let record = life.state_record(address.offset)?;
+            let (record, _) = life.state_record(address.offset)?;
             let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
             life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
             match state::apply(&record).observed(now_ms, None) {

@@ -55,18 +55,12 @@ struct Held {
 impl Held {
     fn renew(&self, lease: Duration) -> Result<Completion, Error> {
         let lease_ms = checked_ms("lease", lease)?;
-        let call = Call::Renew {
-            token: self.token.to_u64(),
-            lease_ms,
-        };
+        let call = Call::Renew { token: self.token.to_u64(), lease_ms };
         Ok(Completion::of(&self.engine.call_of_guard(&self.key, call)?))
     }
 
     fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
-        let call = Call::SaveCheckpoint {
-            token: self.token.to_u64(),
-            lease_ms: self.lease_ms,
-        };
+        let call = Call::SaveCheckpoint { token: self.token.to_u64(), lease_ms: self.lease_ms };
         Ok(Completion::of(&self.engine.call_of_guard_with(&self.key, call, bytes)?))
     }
 }
@@ -98,11 +92,7 @@ impl Reservation {
             lease_ms,
             checkpoint: Arc::clone(&acted.payload),
         };
-        Self {
-            held: Arc::new(held),
-            on_drop,
-            ended: false,
-        }
+        Self { held: Arc::new(held), on_drop, ended: false }
     }
 
     /// The key.
@@ -122,9 +112,7 @@ impl Reservation {
 
     /// A view for whoever does the work: it can renew, save checkpoints and derive keys, but not end the reservation.
     pub fn attempt_view(&self) -> Attempt {
-        Attempt {
-            held: Arc::clone(&self.held),
-        }
+        Attempt { held: Arc::clone(&self.held) }
     }
 
     /// Stores the response. When this returns `Done`, every retry of the key is answered with it, byte for byte, and it
@@ -148,19 +136,13 @@ impl Reservation {
     }
 
     fn finish(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
-        let call = Call::Complete {
-            token: self.token().to_u64(),
-            body_kept,
-        };
+        let call = Call::Complete { token: self.token().to_u64(), body_kept };
         match self.held.engine.call_with(&self.held.key, call, bytes) {
             Ok(acted) => {
                 self.ended = true;
                 Ok(Completion::of(&acted))
             }
-            Err(error) => Err(NotStored {
-                error,
-                reservation: self,
-            }),
+            Err(error) => Err(NotStored { error, reservation: self }),
         }
     }
 
@@ -171,9 +153,7 @@ impl Reservation {
     ///
     /// `Full`, `Poisoned`, `Closed`, `Io`: the key is interrupted then.
     pub fn release(mut self) -> Result<Completion, Error> {
-        let call = Call::Release {
-            token: self.token().to_u64(),
-        };
+        let call = Call::Release { token: self.token().to_u64() };
         let acted = self.held.engine.call(&self.held.key, call)?;
         self.ended = true;
         Ok(Completion::of(&acted))
@@ -212,27 +192,15 @@ impl Reservation {
     pub fn detach(mut self, lease: Duration) -> Result<Token, NotStored> {
         let token = self.token();
         let detached = checked_ms("lease", lease).and_then(|lease_ms| {
-            self.held.engine.call(
-                &self.held.key,
-                Call::Detach {
-                    token: token.to_u64(),
-                    lease_ms,
-                },
-            )
+            self.held.engine.call(&self.held.key, Call::Detach { token: token.to_u64(), lease_ms })
         });
         match detached {
             Ok(acted) if acted.answer == Answer::Done => {
                 self.ended = true;
                 Ok(token)
             }
-            Ok(_) => Err(NotStored {
-                error: Error::superseded(),
-                reservation: self,
-            }),
-            Err(error) => Err(NotStored {
-                error,
-                reservation: self,
-            }),
+            Ok(_) => Err(NotStored { error: Error::superseded(), reservation: self }),
+            Err(error) => Err(NotStored { error, reservation: self }),
         }
     }
 }
@@ -244,10 +212,7 @@ impl Drop for Reservation {
         }
         let token = self.held.token.to_u64();
         let call = match self.on_drop {
-            OnDrop::Interrupt => Call::Interrupt {
-                token,
-                cause: Cause::Dropped,
-            },
+            OnDrop::Interrupt => Call::Interrupt { token, cause: Cause::Dropped },
             OnDrop::Release => Call::Release { token },
         };
         if self.held.engine.call(&self.held.key, call).is_err() {
@@ -482,13 +447,36 @@ fn at(ms: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }
 
-/// What a handle of an answer can ask again.
-#[derive(Clone)]
-pub(crate) struct Asked {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) key: Key,
+/// What was asked of the store.
+#[derive(Clone, Copy)]
+pub(crate) struct Question<'a> {
+    pub(crate) engine: &'a Arc<Engine>,
+    pub(crate) key: &'a Key,
     pub(crate) ask: Ask,
     pub(crate) on_drop: OnDrop,
+}
+
+impl Question<'_> {
+    /// The question, for a handle that may ask it again.
+    pub(crate) fn keep(&self) -> Asked {
+        let Self { engine, key, ask, on_drop } = *self;
+        Asked { engine: Arc::clone(engine), key: key.clone(), ask, on_drop }
+    }
+}
+
+/// A question that a handle keeps.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    engine: Arc<Engine>,
+    key: Key,
+    ask: Ask,
+    on_drop: OnDrop,
+}
+
+impl Asked {
+    fn question(&self) -> Question<'_> {
+        Question { engine: &self.engine, key: &self.key, ask: self.ask, on_drop: self.on_drop }
+    }
 }
 
 /// Another caller is at work on the key right now.
@@ -502,11 +490,7 @@ impl InFlight {
     pub(crate) fn new(asked: Asked, owned: &Owned, checkpoint: Arc<[u8]>) -> Self {
         let retry_after = retry_after(owned.lease_end_ms, asked.engine.now_ms());
         let info = KeyInfo::unfinished(KeyState::InFlight, owned, owned.reserved_ms, None, checkpoint);
-        Self {
-            asked: Box::new(asked),
-            info: Box::new(info),
-            retry_after,
-        }
+        Self { asked: Box::new(asked), info: Box::new(info), retry_after }
     }
 
     /// What is known of the key.
@@ -526,16 +510,13 @@ impl InFlight {
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn wait(self, at_most: Duration) -> Result<Reserve, Error> {
         let wait_ms = crate::clock::ms_rounded_up(at_most).min(crate::retention::DURATION_MS_MAX);
-        Reserve::ask(*self.asked, wait_ms)
+        Reserve::ask(&self.asked.question(), wait_ms)
     }
 }
 
 impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InFlight")
-            .field("key", &self.asked.key)
-            .field("info", &self.info)
-            .finish_non_exhaustive()
+        f.debug_struct("InFlight").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -604,13 +585,10 @@ impl Interrupted {
     ///
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn take_over(self) -> Result<Reserve, Error> {
-        let call = Call::TakeOver {
-            token: self.token.to_u64(),
-            lease_ms: self.asked.ask.lease_ms,
-        };
+        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms: self.asked.ask.lease_ms };
         let acted = self.asked.engine.call(&self.asked.key, call)?;
         match acted.answer {
-            Answer::Fresh => Reserve::of(*self.asked, acted),
+            Answer::Fresh => Ok(Reserve::of(&self.asked.question(), acted)),
             Answer::Replay
             | Answer::InFlight
             | Answer::Interrupted
@@ -618,11 +596,9 @@ impl Interrupted {
             | Answer::TooOld
             | Answer::Done
             | Answer::Superseded => {
-                let ask = Ask {
-                    take_over: false,
-                    ..self.asked.ask
-                };
-                Reserve::ask(Asked { ask, ..*self.asked }, 0)
+                let question = self.asked.question();
+                let ask = Ask { take_over: false, ..question.ask };
+                Reserve::ask(&Question { ask, ..question }, 0)
             }
         }
     }
@@ -633,15 +609,8 @@ impl Interrupted {
     ///
     /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn resolve(self, response: &[u8]) -> Result<Completion, Error> {
-        let call = Call::Resolve {
-            token: self.token.to_u64(),
-            body_kept: true,
-        };
-        Ok(Completion::of(&self.asked.engine.call_with(
-            &self.asked.key,
-            call,
-            response,
-        )?))
+        let call = Call::Resolve { token: self.token.to_u64(), body_kept: true };
+        Ok(Completion::of(&self.asked.engine.call_with(&self.asked.key, call, response)?))
     }
 
     /// Gives the key back, since it was found out that nothing happened: the next reserve is `Fresh`.
@@ -650,19 +619,14 @@ impl Interrupted {
     ///
     /// `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn release(self) -> Result<Completion, Error> {
-        let call = Call::ReleaseInterrupted {
-            token: self.token.to_u64(),
-        };
+        let call = Call::ReleaseInterrupted { token: self.token.to_u64() };
         Ok(Completion::of(&self.asked.engine.call(&self.asked.key, call)?))
     }
 }
 
 impl fmt::Debug for Interrupted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interrupted")
-            .field("key", &self.asked.key)
-            .field("info", &self.info)
-            .finish_non_exhaustive()
+        f.debug_struct("Interrupted").field("key", &self.asked.key).field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -679,10 +643,7 @@ pub struct Mismatch {
 impl Mismatch {
     pub(crate) fn new(state: &State) -> Self {
         let info = KeyInfo::new(state, Arc::default()).expect("an absent key stands for no request");
-        Self {
-            first_seen: info.first_seen,
-            state: info.state,
-        }
+        Self { first_seen: info.first_seen, state: info.state }
     }
 }
 
@@ -720,11 +681,7 @@ impl Response {
 
     /// What was stored.
     pub fn body(&self) -> Body<'_> {
-        if self.finished.body_kept {
-            Body::Kept(&self.bytes)
-        } else {
-            Body::NotKept { reference: &self.bytes }
-        }
+        if self.finished.body_kept { Body::Kept(&self.bytes) } else { Body::NotKept { reference: &self.bytes } }
     }
 
     /// When the key was completed, by store time.

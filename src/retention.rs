@@ -77,11 +77,7 @@ impl Retention {
     /// The window runs from completion, and from reservation while a key is unfinished. Choose it longer than the
     /// longest time over which a client may retry: after it, a retry is a new key.
     pub fn new(window: Duration, keys_per_second: f64) -> Self {
-        Self {
-            window,
-            keys_per_second,
-            margin: 1.0,
-        }
+        Self { window, keys_per_second, margin: 1.0 }
     }
 
     /// Plans for `margin` times as many keys, for rates whose average over a window varies. Default 1.0, range 1.0 to
@@ -118,10 +114,7 @@ impl Retention {
             return Err(Error::invalid_option("retention", problem));
         }
         if !(1.0..=MARGIN_MAX).contains(&self.margin) {
-            return Err(Error::invalid_option(
-                "retention",
-                format!("needs a margin of 1 to {MARGIN_MAX}"),
-            ));
+            return Err(Error::invalid_option("retention", format!("needs a margin of 1 to {MARGIN_MAX}")));
         }
         if self.keys() > KEYS_PLANNED_MAX {
             let problem = format!("plans for {} keys, more than {KEYS_PLANNED_MAX}", self.keys());
@@ -163,9 +156,7 @@ pub(crate) fn segment_bytes_min(response_bytes_max: usize) -> u64 {
 pub(crate) fn planned_segment_bytes(keys: u64, response_bytes: usize) -> u64 {
     let pair_bytes = state_record_bytes(KEY_BYTES_PLANNED, 0) + state_record_bytes(KEY_BYTES_PLANNED, response_bytes);
     let share_bytes = keys.saturating_mul(pair_bytes) / SEGMENTS_PER_WINDOW;
-    share_bytes
-        .clamp(SEGMENT_BYTES_STEP, SEGMENT_BYTES_MAX)
-        .next_power_of_two()
+    share_bytes.clamp(SEGMENT_BYTES_STEP, SEGMENT_BYTES_MAX).next_power_of_two()
 }
 
 /// Refuses a given segment size that is out of its range.
@@ -217,11 +208,7 @@ mod tests {
             (SECOND, f64::INFINITY, 1.0, u64::MAX),
         ];
         for (window, rate, margin, keys) in cases {
-            assert_eq!(
-                Retention::new(window, rate).margin(margin).keys(),
-                keys,
-                "{window:?} {rate} {margin}"
-            );
+            assert_eq!(Retention::new(window, rate).margin(margin).keys(), keys, "{window:?} {rate} {margin}");
         }
     }
 

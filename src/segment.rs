@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::format::{self, HeaderFault, SegmentHeader, StateRecord};
+use crate::format::{self, Bad, HeaderFault, SegmentHeader, StateRecord};
 use crate::storage::{Access, Segment, Storage};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -75,19 +75,23 @@ impl Life {
         self.data.view(offset.into(), format::record_len(head))
     }
 
-    /// What the record at `offset` says; it was verified by a scan or written by this run.
+    /// What the record at `offset` says, and its length in bytes; it was verified by a scan or written by this run.
     ///
     /// # Errors
     ///
     /// `Corrupt`, when the bytes have changed since.
-    pub(crate) fn state_record(&self, offset: u32) -> Result<StateRecord<'_>, Error> {
-        format::trusted(self.record(offset), self.lsn(offset)).map_err(|bad| {
-            Error::corrupt(
-                &self.name,
-                offset.into(),
-                &format!("it changed while the store was open: {bad}"),
-            )
-        })
+    pub(crate) fn state_record(&self, offset: u32) -> Result<(StateRecord<'_>, u64), Error> {
+        let bytes = self.record(offset);
+        match format::trusted(bytes, self.lsn(offset)) {
+            Ok(record) => Ok((record, bytes.len() as u64)),
+            Err(bad) => Err(self.changed(offset, bad)),
+        }
+    }
+
+    #[cold]
+    fn changed(&self, offset: u32, bad: Bad) -> Error {
+        let reason = format!("it changed while the store was open: {bad}");
+        Error::corrupt(&self.name, offset.into(), &reason)
     }
 
     /// The LSN of the byte at `offset`.
@@ -150,15 +154,7 @@ impl Found {
 /// Reads both header copies of a segment file; changes nothing.
 pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Result<Found> {
     let data = storage.open_segment(name, Access::Read)?;
-    let mut found = Found {
-        name: name.to_owned(),
-        index,
-        data,
-        header: None,
-        copies_bad: 0,
-        newer: None,
-        blank: true,
-    };
+    let mut found = Found { name: name.to_owned(), index, data, header: None, copies_bad: 0, newer: None, blank: true };
     for copy in 0..2_u8 {
         let mut bytes = [0_u8; format::HEADER_BYTES];
         let read = found.data.read_at(u64::from(copy) * format::BLOCK as u64, &mut bytes)?;

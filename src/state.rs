@@ -100,18 +100,12 @@ impl State {
                     Some(guard) => guard.lease_end_ms,
                     None if owned.detached => owned.lease_end_ms,
                     None => {
-                        let stop = Stop {
-                            cause: Cause::Crash,
-                            since_ms: owned.reserved_ms,
-                        };
+                        let stop = Stop { cause: Cause::Crash, since_ms: owned.reserved_ms };
                         return State::Interrupted(owned, stop);
                     }
                 };
                 if lease_end_ms <= now_ms {
-                    let stop = Stop {
-                        cause: Cause::LeaseLapsed,
-                        since_ms: lease_end_ms,
-                    };
+                    let stop = Stop { cause: Cause::LeaseLapsed, since_ms: lease_end_ms };
                     State::Interrupted(Owned { lease_end_ms, ..owned }, stop)
                 } else {
                     State::InFlight(Owned { lease_end_ms, ..owned })
@@ -147,45 +141,16 @@ pub(crate) struct Ask {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Reserve(Ask),
-    Complete {
-        token: u64,
-        body_kept: bool,
-    },
-    SaveCheckpoint {
-        token: u64,
-        lease_ms: u64,
-    },
-    Renew {
-        token: u64,
-        lease_ms: u64,
-    },
-    Detach {
-        token: u64,
-        lease_ms: u64,
-    },
-    Release {
-        token: u64,
-    },
-    Interrupt {
-        token: u64,
-        cause: Cause,
-    },
-    Reattach {
-        token: u64,
-        lease_ms: u64,
-        guard_lives: bool,
-    },
-    TakeOver {
-        token: u64,
-        lease_ms: u64,
-    },
-    Resolve {
-        token: u64,
-        body_kept: bool,
-    },
-    ReleaseInterrupted {
-        token: u64,
-    },
+    Complete { token: u64, body_kept: bool },
+    SaveCheckpoint { token: u64, lease_ms: u64 },
+    Renew { token: u64, lease_ms: u64 },
+    Detach { token: u64, lease_ms: u64 },
+    Release { token: u64 },
+    Interrupt { token: u64, cause: Cause },
+    Reattach { token: u64, lease_ms: u64, guard_lives: bool },
+    TakeOver { token: u64, lease_ms: u64 },
+    Resolve { token: u64, body_kept: bool },
+    ReleaseInterrupted { token: u64 },
     Forget,
 }
 
@@ -238,10 +203,7 @@ impl Decision {
     }
 
     fn write(answer: Answer, write: Write) -> Self {
-        Self {
-            answer,
-            write: Some(write),
-        }
+        Self { answer, write: Some(write) }
     }
 }
 
@@ -282,21 +244,14 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             }
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                Decision::write(
-                    Answer::Done,
-                    reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint),
-                )
+                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint))
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
         Call::Detach { token, lease_ms } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                let owned = Owned {
-                    lease_end_ms,
-                    detached: true,
-                    ..*owned
-                };
+                let owned = Owned { lease_end_ms, detached: true, ..*owned };
                 Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
@@ -312,19 +267,11 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             Standing::Running(owned) | Standing::Stopped(owned) => interrupted(owned, cause, now_ms),
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
-        Call::Reattach {
-            token,
-            lease_ms,
-            guard_lives,
-        } => match standing(state, token) {
+        Call::Reattach { token, lease_ms, guard_lives } => match standing(state, token) {
             Standing::Running(_) | Standing::Stopped(_) if guard_lives => Decision::only(Answer::InFlight),
             Standing::Running(owned) | Standing::Stopped(owned) if owned.detached => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                let owned = Owned {
-                    lease_end_ms,
-                    detached: false,
-                    ..*owned
-                };
+                let owned = Owned { lease_end_ms, detached: false, ..*owned };
                 Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
             }
             Standing::Running(_) | Standing::Stopped(_) | Standing::Superseded => Decision::only(Answer::Superseded),
@@ -367,13 +314,7 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
         StateKind::Reserved => State::InFlight(owned),
         StateKind::Interrupted => {
             let cause = record.cause.unwrap_or(Cause::LeaseLapsed);
-            State::Interrupted(
-                owned,
-                Stop {
-                    cause,
-                    since_ms: record.mark_ms,
-                },
-            )
+            State::Interrupted(owned, Stop { cause, since_ms: record.mark_ms })
         }
         StateKind::Done => State::Done(Finished {
             token: record.token,
@@ -391,11 +332,7 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
 
 fn reserve(state: &State, ask: &Ask, now_ms: u64) -> Decision {
     match state {
-        State::Absent
-            if ask
-                .issued_at_ms
-                .is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) =>
-        {
+        State::Absent if ask.issued_at_ms.is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) => {
             Decision::only(Answer::TooOld)
         }
         State::Absent => {
@@ -444,10 +381,7 @@ fn reserved(owned: Owned, carry: Carry) -> Write {
     let kept_until_ms = owned.lease_end_ms.saturating_add(owned.retention_ms.saturating_mul(2));
     Write {
         kind: StateKind::Reserved,
-        owned: Owned {
-            kept_until_ms: kept_until_ms.max(owned.kept_until_ms),
-            ..owned
-        },
+        owned: Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), ..owned },
         cause: None,
         mark_ms: owned.lease_end_ms,
         body_kept: true,
@@ -470,31 +404,16 @@ fn taken_over(owned: &Owned, retention_ms: u64, lease_ms: u64, durability: Durab
 }
 
 fn done(owned: &Owned, body_kept: bool, now_ms: u64) -> Decision {
-    let owned = Owned {
-        kept_until_ms: now_ms.saturating_add(owned.retention_ms),
-        detached: false,
-        ..*owned
-    };
+    let owned = Owned { kept_until_ms: now_ms.saturating_add(owned.retention_ms), detached: false, ..*owned };
     Decision::write(
         Answer::Done,
-        Write {
-            kind: StateKind::Done,
-            owned,
-            cause: None,
-            mark_ms: now_ms,
-            body_kept,
-            carry: Carry::Given,
-        },
+        Write { kind: StateKind::Done, owned, cause: None, mark_ms: now_ms, body_kept, carry: Carry::Given },
     )
 }
 
 fn interrupted(owned: &Owned, cause: Cause, since_ms: u64) -> Decision {
     let kept_until_ms = owned.lease_end_ms.max(since_ms).saturating_add(owned.retention_ms);
-    let owned = Owned {
-        kept_until_ms: kept_until_ms.max(owned.kept_until_ms),
-        detached: false,
-        ..*owned
-    };
+    let owned = Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), detached: false, ..*owned };
     Decision::write(
         Answer::Done,
         Write {
@@ -514,21 +433,8 @@ fn gone(kind: StateKind, owned: &Owned, now_ms: u64) -> Decision {
         StateKind::Forgotten => Carry::Given,
         StateKind::Reserved | StateKind::Interrupted | StateKind::Done | StateKind::Released => Carry::Nothing,
     };
-    let owned = Owned {
-        detached: false,
-        ..*owned
-    };
-    Decision::write(
-        Answer::Done,
-        Write {
-            kind,
-            owned,
-            cause: None,
-            mark_ms: now_ms,
-            body_kept: true,
-            carry,
-        },
-    )
+    let owned = Owned { detached: false, ..*owned };
+    Decision::write(Answer::Done, Write { kind, owned, cause: None, mark_ms: now_ms, body_kept: true, carry })
 }
 
 fn forgotten(owned: &Owned, now_ms: u64) -> Decision {
@@ -576,10 +482,7 @@ mod tests {
     }
 
     fn stop(cause: Cause) -> Stop {
-        Stop {
-            cause,
-            since_ms: NOW - 50,
-        }
+        Stop { cause, since_ms: NOW - 50 }
     }
 
     fn finished() -> Finished {
@@ -641,23 +544,13 @@ mod tests {
         let owner = |token| {
             [
                 Call::Complete { token, body_kept: true },
-                Call::Complete {
-                    token,
-                    body_kept: false,
-                },
+                Call::Complete { token, body_kept: false },
                 Call::SaveCheckpoint { token, lease_ms: 100 },
                 Call::Renew { token, lease_ms: 100 },
                 Call::Detach { token, lease_ms: 100 },
                 Call::Release { token },
-                Call::Interrupt {
-                    token,
-                    cause: Cause::Dropped,
-                },
-                Call::Reattach {
-                    token,
-                    lease_ms: 100,
-                    guard_lives: false,
-                },
+                Call::Interrupt { token, cause: Cause::Dropped },
+                Call::Reattach { token, lease_ms: 100, guard_lives: false },
                 Call::TakeOver { token, lease_ms: 100 },
                 Call::Resolve { token, body_kept: true },
                 Call::ReleaseInterrupted { token },
@@ -677,29 +570,15 @@ mod tests {
             [GONE, GONE, does(Released), GONE],
         ];
         let mut rows = vec![
-            (
-                ask("same", false, None),
-                [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)],
-            ),
-            (
-                ask("same", true, None),
-                [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)],
-            ),
+            (ask("same", false, None), [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)]),
+            (ask("same", true, None), [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)]),
             (
                 ask("same", false, old),
-                [
-                    says(Answer::TooOld),
-                    says(Answer::InFlight),
-                    interrupted,
-                    says(Answer::Replay),
-                ],
+                [says(Answer::TooOld), says(Answer::InFlight), interrupted, says(Answer::Replay)],
             ),
             (ask("other", false, None), [fresh, mismatch, mismatch, mismatch]),
             (ask("other", true, None), [fresh, mismatch, mismatch, mismatch]),
-            (
-                ask("other", false, old),
-                [says(Answer::TooOld), mismatch, mismatch, mismatch],
-            ),
+            (ask("other", false, old), [says(Answer::TooOld), mismatch, mismatch, mismatch]),
             (Call::Forget, [GONE, does(Forgotten), does(Forgotten), does(Forgotten)]),
         ];
         rows.extend(owner(TOKEN).into_iter().zip(acts));
@@ -717,46 +596,25 @@ mod tests {
 
     #[test]
     fn a_later_attempt_is_never_released_to_absent() {
-        for state in [
-            State::InFlight(owned(2)),
-            State::Interrupted(owned(2), stop(Cause::Dropped)),
-        ] {
-            assert_eq!(
-                outcome(&state, &Call::Release { token: TOKEN }),
-                does(StateKind::Interrupted)
-            );
+        for state in [State::InFlight(owned(2)), State::Interrupted(owned(2), stop(Cause::Dropped))] {
+            assert_eq!(outcome(&state, &Call::Release { token: TOKEN }), does(StateKind::Interrupted));
         }
     }
 
     #[test]
     fn a_policy_takes_over_only_from_an_owner_that_is_known_to_be_gone() {
-        for (cause, answer) in [
-            (Cause::Crash, Answer::Fresh),
-            (Cause::Dropped, Answer::Fresh),
-            (Cause::LeaseLapsed, Answer::Interrupted),
-        ] {
+        for (cause, answer) in
+            [(Cause::Crash, Answer::Fresh), (Cause::Dropped, Answer::Fresh), (Cause::LeaseLapsed, Answer::Interrupted)]
+        {
             let state = State::Interrupted(owned(1), stop(cause));
-            assert_eq!(
-                decide(&state, &ask("same", true, None), NOW).answer,
-                answer,
-                "{cause:?}"
-            );
+            assert_eq!(decide(&state, &ask("same", true, None), NOW).answer, answer, "{cause:?}");
         }
     }
 
     #[test]
     fn a_take_over_is_the_next_attempt_and_keeps_what_the_key_stands_for() {
         let state = State::Interrupted(owned(1), stop(Cause::LeaseLapsed));
-        let write = decide(
-            &state,
-            &Call::TakeOver {
-                token: TOKEN,
-                lease_ms: 100,
-            },
-            NOW,
-        )
-        .write
-        .unwrap();
+        let write = decide(&state, &Call::TakeOver { token: TOKEN, lease_ms: 100 }, NOW).write.unwrap();
         assert_eq!((write.owned.token, write.owned.attempt), (0, 2));
         assert_eq!(write.owned.fingerprint, owned(1).fingerprint);
         assert_eq!(write.owned.first_seen_ms, owned(1).first_seen_ms);
@@ -765,19 +623,9 @@ mod tests {
 
     #[test]
     fn reattach_needs_a_detached_reservation_without_a_guard() {
-        let detached = Owned {
-            detached: true,
-            ..owned(1)
-        };
-        let call = |guard_lives| Call::Reattach {
-            token: TOKEN,
-            lease_ms: 100,
-            guard_lives,
-        };
-        for state in [
-            State::InFlight(detached),
-            State::Interrupted(detached, stop(Cause::LeaseLapsed)),
-        ] {
+        let detached = Owned { detached: true, ..owned(1) };
+        let call = |guard_lives| Call::Reattach { token: TOKEN, lease_ms: 100, guard_lives };
+        for state in [State::InFlight(detached), State::Interrupted(detached, stop(Cause::LeaseLapsed))] {
             assert_eq!(outcome(&state, &call(false)), does(StateKind::Reserved));
             assert_eq!(outcome(&state, &call(true)), says(Answer::InFlight));
             assert!(!decide(&state, &call(false), NOW).write.unwrap().owned.detached);
@@ -789,42 +637,17 @@ mod tests {
         let renew = |lease_ms| outcome(&State::InFlight(owned(1)), &Call::Renew { token: TOKEN, lease_ms });
         assert_eq!(renew(1_100), says(Answer::Done));
         assert_eq!(renew(1_101), does(StateKind::Reserved));
-        let detached = State::InFlight(Owned {
-            detached: true,
-            ..owned(1)
-        });
-        assert_eq!(
-            outcome(
-                &detached,
-                &Call::Renew {
-                    token: TOKEN,
-                    lease_ms: 1
-                }
-            ),
-            does(StateKind::Reserved)
-        );
+        let detached = State::InFlight(Owned { detached: true, ..owned(1) });
+        assert_eq!(outcome(&detached, &Call::Renew { token: TOKEN, lease_ms: 1 }), does(StateKind::Reserved));
     }
 
     #[test]
     fn retention_counts_from_the_completion_and_outlasts_every_lease() {
-        let done = decide(
-            &State::InFlight(owned(1)),
-            &Call::Complete {
-                token: TOKEN,
-                body_kept: true,
-            },
-            NOW,
-        );
+        let done = decide(&State::InFlight(owned(1)), &Call::Complete { token: TOKEN, body_kept: true }, NOW);
         assert_eq!(done.write.unwrap().owned.kept_until_ms, NOW + 1_000);
-        let fresh = decide(&State::Absent, &ask("same", false, None), NOW)
-            .write
-            .unwrap()
-            .owned;
+        let fresh = decide(&State::Absent, &ask("same", false, None), NOW).write.unwrap().owned;
         assert!(fresh.kept_until_ms >= fresh.lease_end_ms + fresh.retention_ms);
-        let dropped = Call::Interrupt {
-            token: TOKEN,
-            cause: Cause::Dropped,
-        };
+        let dropped = Call::Interrupt { token: TOKEN, cause: Cause::Dropped };
         let stopped = decide(&State::InFlight(owned(1)), &dropped, NOW).write.unwrap().owned;
         assert!(stopped.kept_until_ms >= owned(1).lease_end_ms + 1_000);
     }
@@ -842,17 +665,11 @@ mod tests {
         assert!(matches!(flight.observed(NOW, guard(NOW + 1)), State::InFlight(_)));
         assert_eq!(cause(flight.observed(NOW, guard(NOW))), Some(Cause::LeaseLapsed));
         // A detached one lives by the lease in its record.
-        let detached = State::InFlight(Owned {
-            detached: true,
-            ..owned(1)
-        });
+        let detached = State::InFlight(Owned { detached: true, ..owned(1) });
         assert!(matches!(detached.observed(NOW + 99, None), State::InFlight(_)));
         assert_eq!(cause(detached.observed(NOW + 100, None)), Some(Cause::LeaseLapsed));
         // The end of the retention: not a millisecond early, and never while a guard lives.
-        assert!(matches!(
-            State::Done(finished()).observed(NOW + 989, None),
-            State::Done(_)
-        ));
+        assert!(matches!(State::Done(finished()).observed(NOW + 989, None), State::Done(_)));
         assert_eq!(State::Done(finished()).observed(NOW + 990, None), State::Absent);
         assert_ne!(flight.observed(NOW + 2_099, None), State::Absent);
         assert_eq!(flight.observed(NOW + 2_100, None), State::Absent);
@@ -863,22 +680,10 @@ mod tests {
     fn applying_what_was_decided_gives_the_state_that_was_decided() {
         let state = State::InFlight(owned(1));
         for call in [
-            Call::Complete {
-                token: TOKEN,
-                body_kept: false,
-            },
-            Call::SaveCheckpoint {
-                token: TOKEN,
-                lease_ms: 100,
-            },
-            Call::Detach {
-                token: TOKEN,
-                lease_ms: 100,
-            },
-            Call::Interrupt {
-                token: TOKEN,
-                cause: Cause::Dropped,
-            },
+            Call::Complete { token: TOKEN, body_kept: false },
+            Call::SaveCheckpoint { token: TOKEN, lease_ms: 100 },
+            Call::Detach { token: TOKEN, lease_ms: 100 },
+            Call::Interrupt { token: TOKEN, cause: Cause::Dropped },
             Call::Release { token: TOKEN },
             Call::Forget,
         ] {
@@ -907,10 +712,7 @@ mod tests {
                     assert_eq!((owned.token, stop.since_ms), (TOKEN, NOW));
                 }
                 (StateKind::Done, State::Done(finished)) => {
-                    assert_eq!(
-                        (finished.token, finished.completed_ms, finished.body_kept),
-                        (TOKEN, NOW, false)
-                    );
+                    assert_eq!((finished.token, finished.completed_ms, finished.body_kept), (TOKEN, NOW, false));
                 }
                 (StateKind::Released | StateKind::Forgotten, State::Absent) => {}
                 (kind, state) => panic!("{kind:?} gave {state:?}"),

@@ -99,10 +99,7 @@ pub enum Access {
 /// is published at once and does not change for as long as the value lives.
 #[cfg_attr(
     any(test, feature = "testing"),
-    expect(
-        clippy::len_without_is_empty,
-        reason = "the length is the file's, not how much of it was written"
-    )
+    expect(clippy::len_without_is_empty, reason = "the length is the file's, not how much of it was written")
 )]
 pub trait Segment: fmt::Debug + Send + Sync + 'static {
     /// The length of the file when it was opened.

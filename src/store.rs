@@ -14,7 +14,7 @@ use crate::key::{Fingerprint, Key, Token};
 use crate::options::{Checked, OnInterrupted, Options, ReserveOptions};
 use crate::recovery;
 use crate::reservation::{
-    Asked, Attempt, Completion, InFlight, Interrupted, KeyInfo, Mismatch, NotReattached, NotStored, Reservation,
+    Attempt, Completion, InFlight, Interrupted, KeyInfo, Mismatch, NotReattached, NotStored, Question, Reservation,
     Response, TooOld,
 };
 use crate::retention::DURATION_MS_MAX;
@@ -62,11 +62,9 @@ impl Store {
         let options = options.validate()?;
         let dir = dir.as_ref();
         let storage = FileStorage::open(dir, options.append_mode, true).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotADirectory => Error::with_source(
-                ErrorKind::ForeignDirectory,
-                "the path of the store is not a directory",
-                error,
-            ),
+            std::io::ErrorKind::NotADirectory => {
+                Error::with_source(ErrorKind::ForeignDirectory, "the path of the store is not a directory", error)
+            }
             _ => Error::io("opening the directory of the store", error),
         })?;
         Self::open_on(Arc::new(storage), Entropy::System, options, true)
@@ -82,9 +80,7 @@ impl Store {
         let lock = take_lock(&*storage, options.lock_wait)?;
         let opened = recovery::open(storage, entropy, &options, SHARDS)?;
         let engine = Engine::new(opened, lock, options, with_helper)?;
-        Ok(Self {
-            handle: Arc::new(Handle { engine }),
-        })
+        Ok(Self { handle: Arc::new(Handle { engine }) })
     }
 
     /// Asks whether the work named by `key`, for the request with this fingerprint, may be done now. Atomic: of any number
@@ -116,13 +112,8 @@ impl Store {
             },
             issued_at_ms: with.issued_at_ms,
         };
-        let asked = Asked {
-            engine: Arc::clone(engine),
-            key: key.clone(),
-            ask,
-            on_drop: with.on_drop,
-        };
-        Reserve::ask(asked, with.wait_ms)
+        let on_drop = with.on_drop;
+        Reserve::ask(&Question { engine, key, ask, on_drop }, with.wait_ms)
     }
 
     /// Does `work` once for the key, stores its response, and answers every later call with it.
@@ -199,13 +190,7 @@ impl Store {
         let lease_ms = engine.options().lease_ms;
         let acted = engine.reattach(key, token.to_u64(), lease_ms)?;
         match acted.answer {
-            Answer::Done => Ok(Reservation::new(
-                engine,
-                key,
-                &acted,
-                lease_ms,
-                engine.options().on_drop,
-            )),
+            Answer::Done => Ok(Reservation::new(engine, key, &acted, lease_ms, engine.options().on_drop)),
             Answer::InFlight => Err(NotReattached::InFlight),
             Answer::Superseded
             | Answer::Fresh
@@ -272,26 +257,18 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store")
-            .field("opened", self.opened())
-            .finish_non_exhaustive()
+        f.debug_struct("Store").field("opened", self.opened()).finish_non_exhaustive()
     }
 }
 
 fn take_lock(storage: &dyn Storage, lock_wait: Duration) -> Result<Box<dyn Any + Send + Sync>, Error> {
     let mut waited = Duration::ZERO;
     loop {
-        if let Some(lock) = storage
-            .lock()
-            .map_err(|error| Error::io("locking the directory", error))?
-        {
+        if let Some(lock) = storage.lock().map_err(|error| Error::io("locking the directory", error))? {
             return Ok(lock);
         }
         if waited >= lock_wait {
-            return Err(Error::new(
-                ErrorKind::Locked,
-                "the store is open already, in this process or another",
-            ));
+            return Err(Error::new(ErrorKind::Locked, "the store is open already, in this process or another"));
         }
         let pause = LOCK_RETRY.min(lock_wait - waited);
         std::thread::sleep(pause);
@@ -318,31 +295,26 @@ pub enum Reserve {
 }
 
 impl Reserve {
-    pub(crate) fn ask(asked: Asked, wait_ms: u64) -> Result<Self, Error> {
-        let acted = asked.engine.reserve(&asked.key, asked.ask, wait_ms)?;
-        Self::of(asked, acted)
+    pub(crate) fn ask(question: &Question<'_>, wait_ms: u64) -> Result<Self, Error> {
+        let acted = question.engine.reserve(question.key, question.ask, wait_ms)?;
+        Ok(Self::of(question, acted))
     }
 
-    pub(crate) fn of(asked: Asked, acted: Acted) -> Result<Self, Error> {
-        Ok(match (acted.answer, &acted.state) {
-            (Answer::Fresh, _) => Self::Fresh(Reservation::new(
-                &asked.engine,
-                &asked.key,
-                &acted,
-                asked.ask.lease_ms,
-                asked.on_drop,
-            )),
+    pub(crate) fn of(question: &Question<'_>, acted: Acted) -> Self {
+        let Question { engine, key, ask, on_drop } = *question;
+        match (acted.answer, &acted.state) {
+            (Answer::Fresh, _) => Self::Fresh(Reservation::new(engine, key, &acted, ask.lease_ms, on_drop)),
             (Answer::Replay, State::Done(finished)) => Self::Replay(Response::new(*finished, acted.payload)),
-            (Answer::InFlight, State::InFlight(owned)) => Self::InFlight(InFlight::new(asked, owned, acted.payload)),
+            (Answer::InFlight, State::InFlight(owned)) => {
+                Self::InFlight(InFlight::new(question.keep(), owned, acted.payload))
+            }
             (Answer::Interrupted, State::Interrupted(owned, stop)) => {
-                Self::Interrupted(Interrupted::new(asked, owned, *stop, acted.payload))
+                Self::Interrupted(Interrupted::new(question.keep(), owned, *stop, acted.payload))
             }
             (Answer::Mismatch, state) => Self::Mismatch(Mismatch::new(state)),
-            (Answer::TooOld, _) => Self::TooOld(TooOld {
-                retention: Duration::from_millis(asked.ask.retention_ms),
-            }),
+            (Answer::TooOld, _) => Self::TooOld(TooOld { retention: Duration::from_millis(ask.retention_ms) }),
             (answer, state) => panic!("a reserve is never answered {answer:?} in {state:?}"),
-        })
+        }
     }
 }
 

@@ -18,10 +18,7 @@ pub(crate) struct Bell {
 
 impl Bell {
     pub(crate) fn new() -> Self {
-        Self {
-            rung: Mutex::new(false),
-            heard: Condvar::new(),
-        }
+        Self { rung: Mutex::new(false), heard: Condvar::new() }
     }
 
     /// Wakes the waiter, now or as soon as it listens.

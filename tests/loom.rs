@@ -56,10 +56,7 @@ fn explore(name: &str, model: impl Fn() + Send + Sync + 'static) {
         counted.fetch_add(1, Ordering::Relaxed);
         model();
     });
-    say(&format!(
-        "{name}: {} executions, at most {bound} preemptions",
-        executions.load(Ordering::Relaxed)
-    ));
+    say(&format!("{name}: {} executions, at most {bound} preemptions", executions.load(Ordering::Relaxed)));
 }
 
 /// Past the capture of the test harness, so that a passing run shows the figures, too.
@@ -141,9 +138,7 @@ impl Book {
     /// To be called before anything else that the model checker sees happens on this thread.
     fn note(&self, disk: &SimDisk, id: &'static str, told: Told) {
         let image = disk.crash_all_old();
-        let mut synced = image
-            .read(SEGMENT, usize::MAX)
-            .expect("the segment was there before the first answer");
+        let mut synced = image.read(SEGMENT, usize::MAX).expect("the segment was there before the first answer");
         synced.truncate(synced.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry((synced, id, told)).or_insert(image);
@@ -159,16 +154,9 @@ impl Book {
                 let store = open(&image.kill(), Durability::PowerLoss, &ManualClock::default());
                 let found = store.peek(&key(id)).expect("a sound image").map(|info| info.state);
                 match told {
-                    Told::Known => assert!(
-                        found.is_some(),
-                        "{id} was told to be known, and a power loss forgets it"
-                    ),
+                    Told::Known => assert!(found.is_some(), "{id} was told to be known, and a power loss forgets it"),
                     Told::Done => {
-                        assert_eq!(
-                            found,
-                            Some(KeyState::Done),
-                            "{id} was told to be done, and a power loss undoes it"
-                        );
+                        assert_eq!(found, Some(KeyState::Done), "{id} was told to be done, and a power loss undoes it");
                         let replay = reserve(&store, id).expect("a sound image");
                         assert!(is_replay(&replay), "{replay:?}");
                     }
@@ -214,14 +202,8 @@ fn of_two_threads_that_reserve_one_key_exactly_one_is_fresh() {
         };
         let answers = [reserve(&store, "a"), other.join().expect("the thread ended well")];
         let answers = answers.map(|answer| answer.expect("nothing fails here"));
-        let fresh = answers
-            .iter()
-            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
-            .count();
-        let in_flight = answers
-            .iter()
-            .filter(|answer| matches!(answer, Reserve::InFlight(_)))
-            .count();
+        let fresh = answers.iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
+        let in_flight = answers.iter().filter(|answer| matches!(answer, Reserve::InFlight(_))).count();
         assert_eq!((fresh, in_flight), (1, 1), "{answers:?}");
     });
 }
@@ -246,10 +228,7 @@ fn what_three_threads_are_told_about_two_keys_survives_a_power_loss() {
         let third = ask("b")();
         let [a, b] = threads.map(|thread| thread.join().expect("the thread ended well"));
         assert!(matches!(a, Reserve::Fresh(_)), "{a:?}");
-        let fresh = [&b, &third]
-            .iter()
-            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
-            .count();
+        let fresh = [&b, &third].iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
         assert_eq!(fresh, 1, "{b:?} {third:?}");
     });
     book.check(name);
@@ -267,19 +246,13 @@ fn a_response_is_replayed_and_completed_only_once_it_survives_a_power_loss() {
         let owner = {
             let (disk, book) = (disk.clone(), noted.clone());
             thread::spawn(move || {
-                assert_eq!(
-                    reservation.complete(RESPONSE).expect("nothing fails here"),
-                    Completion::Done
-                );
+                assert_eq!(reservation.complete(RESPONSE).expect("nothing fails here"), Completion::Done);
                 book.note(&disk, "a", Told::Done);
             })
         };
         let answer = reserve(&store, "a").expect("nothing fails here");
         note_answer(&noted, &disk, "a", &answer);
-        assert!(
-            is_replay(&answer) || matches!(answer, Reserve::InFlight(_)),
-            "{answer:?}"
-        );
+        assert!(is_replay(&answer) || matches!(answer, Reserve::InFlight(_)), "{answer:?}");
         owner.join().expect("the thread ended well");
     });
     book.check(name);
@@ -316,10 +289,7 @@ fn of_two_waiters_a_release_makes_one_the_owner_and_its_completion_wakes_the_oth
         let reservation = reserve_fresh(&store, "a");
         let wait = |store: Store| match reserve_waiting(&store, "a").expect("nothing fails here") {
             Reserve::Fresh(reservation) => {
-                assert_eq!(
-                    reservation.complete(RESPONSE).expect("nothing fails here"),
-                    Completion::Done
-                );
+                assert_eq!(reservation.complete(RESPONSE).expect("nothing fails here"), Completion::Done);
                 true
             }
             answer => {
@@ -372,9 +342,7 @@ fn of_a_take_over_and_a_late_completion_one_acts() {
         let reservation = reserve_fresh(&store, "a");
         let late_token = reservation.token();
         clock.advance(LEASE);
-        let Ok(Reserve::Interrupted(interrupted)) = reserve(&store, "a") else {
-            panic!("the lease has lapsed")
-        };
+        let Ok(Reserve::Interrupted(interrupted)) = reserve(&store, "a") else { panic!("the lease has lapsed") };
         let late = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
         let answer = interrupted.take_over().expect("nothing fails here");
         let late = late.join().expect("the thread ended well");
@@ -383,10 +351,7 @@ fn of_a_take_over_and_a_late_completion_one_acts() {
                 assert_eq!((late, next.attempt_view().number()), (Completion::Superseded, 2));
                 assert!(next.token() > late_token, "tokens grow");
             }
-            _ => assert!(
-                is_replay(&answer) && late == Completion::Done,
-                "{answer:?}, and the owner was told {late:?}"
-            ),
+            _ => assert!(is_replay(&answer) && late == Completion::Done, "{answer:?}, and the owner was told {late:?}"),
         }
     });
 }
@@ -403,14 +368,8 @@ fn of_two_take_overs_one_acts() {
         let [mine, theirs] = [reserve(&store, "a"), reserve(&store, "a")];
         let other = thread::spawn(move || take_over(theirs));
         let answers = [take_over(mine), other.join().expect("the thread ended well")];
-        let fresh = answers
-            .iter()
-            .filter(|answer| matches!(answer, Reserve::Fresh(_)))
-            .count();
-        let in_flight = answers
-            .iter()
-            .filter(|answer| matches!(answer, Reserve::InFlight(_)))
-            .count();
+        let fresh = answers.iter().filter(|answer| matches!(answer, Reserve::Fresh(_))).count();
+        let in_flight = answers.iter().filter(|answer| matches!(answer, Reserve::InFlight(_))).count();
         assert_eq!((fresh, in_flight), (1, 1), "{answers:?}");
     });
 }
@@ -457,9 +416,8 @@ fn closing_the_store_wakes_its_waiters() {
             thread::spawn(move || store.close(Duration::ZERO).expect("nothing fails here"))
         };
         let answer = reserve_waiting(&store, "a");
-        let error = answer
-            .map(|answer| panic!("told {answer:?}, and nobody ended the reservation"))
-            .map(|never: ()| never);
+        let error =
+            answer.map(|answer| panic!("told {answer:?}, and nobody ended the reservation")).map(|never: ()| never);
         assert_eq!(error.expect_err("the store was closed").kind(), ErrorKind::Closed);
         assert_eq!(closer.join().expect("the thread ended well").unfinished, 1);
         drop(reservation);

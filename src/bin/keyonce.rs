@@ -1,23 +1,10 @@
-//! The program `keyonce`.
+//! The program `keyonce`. All it does is in `cli`.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-#[path = "../cli"]
-mod cli {
-    pub(crate) mod demo;
-}
-
-#[derive(Parser)]
-#[command(version, about)]
-enum Program {
-    /// Shows on a real store what a key is good for: payments over a link that loses messages
-    Demo(cli::demo::DemoArgs),
-}
+#[path = "../cli/mod.rs"]
+mod cli;
 
 fn main() -> ExitCode {
-    match Program::parse() {
-        Program::Demo(args) => cli::demo::demo(&args),
-    }
+    cli::main()
 }

@@ -67,11 +67,7 @@ fn play_all(habits: Habits) -> Result<usize> {
             if found == expected {
                 write!(out, "{ok} {name:<2} {}\n{found}", act.title)?;
             } else {
-                write!(
-                    out,
-                    "{not_ok} {name:<2} {}\n{found}{INDENT}but should be\n{expected}",
-                    act.title
-                )?;
+                write!(out, "{not_ok} {name:<2} {}\n{found}{INDENT}but should be\n{expected}", act.title)?;
                 scene_ok = false;
             }
         }
@@ -89,10 +85,7 @@ fn play(act: &Act, dir: PathBuf, habits: Habits) -> Result<String> {
     let mut shop = Shop::open(dir, habits)?;
     (act.play)(&mut shop)?;
     let charges = shop.charges()?;
-    Ok(facts(
-        &shop.client_saw(),
-        &charges.iter().map(String::as_str).collect::<Vec<_>>(),
-    ))
+    Ok(facts(&shop.client_saw(), &charges.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
 /// The lines that an act is judged by.

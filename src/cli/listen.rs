@@ -46,8 +46,7 @@ pub(crate) fn listen(
             recorder.record(stream, &bytes);
         }
         for pump in [out, err] {
-            pump.join()
-                .map_err(|_| io::Error::other("a thread that reads the command's output has ended early"))??;
+            pump.join().map_err(|_| io::Error::other("a thread that reads the command's output has ended early"))??;
         }
         Ok::<_, io::Error>(())
     })?;
@@ -104,10 +103,8 @@ impl Outlets {
     /// Fails if something could not be passed on. A reader that has closed its end wanted no more, and that is no
     /// failure.
     pub(crate) fn check(self, what: &str) -> Result<(), Failure> {
-        let failed = [self.out.failed, self.err.failed]
-            .into_iter()
-            .flatten()
-            .find(|error| error.kind() != IoKind::BrokenPipe);
+        let failed =
+            [self.out.failed, self.err.failed].into_iter().flatten().find(|error| error.kind() != IoKind::BrokenPipe);
         match failed {
             Some(error) => Err(Failure::of(format!("{what} cannot be written"), error)),
             None => Ok(()),
@@ -124,10 +121,7 @@ pub(crate) struct Outlet {
 
 impl Outlet {
     fn on(output: impl AsFd) -> io::Result<Self> {
-        Ok(Self {
-            file: File::from(output.as_fd().try_clone_to_owned()?),
-            failed: None,
-        })
+        Ok(Self { file: File::from(output.as_fd().try_clone_to_owned()?), failed: None })
     }
 
     /// Writes all of it, unless an earlier write has failed.

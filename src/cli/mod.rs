@@ -37,18 +37,10 @@ enum Command {
 /// Runs the command that the command line names.
 pub(crate) fn main() -> ExitCode {
     match Cli::try_parse() {
-        Ok(Cli {
-            command: Command::Run(args),
-        }) => run::run(&args),
-        Ok(Cli {
-            command: Command::Demo(args),
-        }) => demo::demo(args),
+        Ok(Cli { command: Command::Run(args) }) => run::run(&args),
+        Ok(Cli { command: Command::Demo(args) }) => demo::demo(&args),
         Err(usage) => {
-            let status = if usage.use_stderr() {
-                ExitCode::from(KEYONCE_FAILED)
-            } else {
-                ExitCode::SUCCESS
-            };
+            let status = if usage.use_stderr() { ExitCode::from(KEYONCE_FAILED) } else { ExitCode::SUCCESS };
             match usage.print() {
                 Ok(()) => status,
                 Err(_) => ExitCode::from(KEYONCE_FAILED),
@@ -75,19 +67,12 @@ pub(crate) struct Failure {
 impl Failure {
     /// An end with a status of its own, which nothing else has caused.
     pub(crate) fn new(status: u8, sentence: impl Into<String>) -> Self {
-        Self {
-            status,
-            sentence: sentence.into(),
-            source: None,
-        }
+        Self { status, sentence: sentence.into(), source: None }
     }
 
     /// A failure of keyonce, with what caused it.
     pub(crate) fn of(sentence: impl Into<String>, source: impl Error + 'static) -> Self {
-        Self {
-            source: Some(Box::new(source)),
-            ..Self::new(KEYONCE_FAILED, sentence)
-        }
+        Self { source: Some(Box::new(source)), ..Self::new(KEYONCE_FAILED, sentence) }
     }
 
     /// The same, with another exit status.

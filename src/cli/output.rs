@@ -36,17 +36,8 @@ pub(crate) enum Ending {
 impl Ending {
     /// Reads what the system says; `None` for what is no ending.
     pub(crate) fn of(status: ExitStatus) -> Option<Self> {
-        let signalled = || {
-            status
-                .signal()
-                .and_then(|signal| u8::try_from(signal).ok())
-                .map(Self::Signalled)
-        };
-        status
-            .code()
-            .and_then(|code| u8::try_from(code).ok())
-            .map(Self::Exited)
-            .or_else(signalled)
+        let signalled = || status.signal().and_then(|signal| u8::try_from(signal).ok()).map(Self::Signalled);
+        status.code().and_then(|code| u8::try_from(code).ok()).map(Self::Exited).or_else(signalled)
     }
 
     /// The exit status that says the same, as shells have it.
@@ -63,10 +54,7 @@ impl Ending {
             Self::Signalled(signal) => (SIGNALLED, signal),
         };
         let mut head = [0; HEAD_BYTES];
-        let fields = MAGIC
-            .into_iter()
-            .chain(kind.to_le_bytes())
-            .chain(u32::from(number).to_le_bytes());
+        let fields = MAGIC.into_iter().chain(kind.to_le_bytes()).chain(u32::from(number).to_le_bytes());
         for (byte, field) in head.iter_mut().zip(fields) {
             *byte = field;
         }
@@ -88,9 +76,7 @@ impl Ending {
 
     /// Reads what is stored in place of an output that was not kept.
     pub(crate) fn read_alone(stored: &[u8]) -> Option<Self> {
-        Self::read(stored)
-            .filter(|(_, stretches)| stretches.is_empty())
-            .map(|(ending, _)| ending)
+        Self::read(stored).filter(|(_, stretches)| stretches.is_empty()).map(|(ending, _)| ending)
     }
 }
 
@@ -112,9 +98,7 @@ impl Stream {
     }
 
     fn of(number: u32) -> Option<Self> {
-        [Self::Out, Self::Err]
-            .into_iter()
-            .find(|stream| stream.number() == number)
+        [Self::Out, Self::Err].into_iter().find(|stream| stream.number() == number)
     }
 }
 
@@ -132,11 +116,7 @@ impl Recorder {
     /// `bytes_max` counts the stored form, framing included.
     pub(crate) fn new(bytes_max: usize) -> Self {
         let stored = (bytes_max >= HEAD_BYTES).then(|| vec![0; HEAD_BYTES]);
-        Self {
-            bytes_max,
-            stored,
-            last: None,
-        }
+        Self { bytes_max, stored, last: None }
     }
 
     /// Takes down what came from one output.
@@ -222,9 +202,7 @@ impl<'a> Output<'a> {
 }
 
 fn read_u32(bytes: &[u8]) -> Option<(u32, &[u8])> {
-    bytes
-        .split_first_chunk()
-        .map(|(number, behind)| (u32::from_le_bytes(*number), behind))
+    bytes.split_first_chunk().map(|(number, behind)| (u32::from_le_bytes(*number), behind))
 }
 
 #[cfg(test)]
@@ -242,16 +220,10 @@ mod tests {
     #[test]
     fn what_is_read_back_is_what_was_recorded() {
         let all: Vec<u8> = (0..=255).collect();
-        let writes: [(Stream, &[u8]); 4] = [
-            (Stream::Out, &all[..7]),
-            (Stream::Out, &all[7..]),
-            (Stream::Err, b"no\n"),
-            (Stream::Out, b""),
-        ];
+        let writes: [(Stream, &[u8]); 4] =
+            [(Stream::Out, &all[..7]), (Stream::Out, &all[7..]), (Stream::Err, b"no\n"), (Stream::Out, b"")];
         for ending in [Ending::Exited(0), Ending::Exited(255), Ending::Signalled(9)] {
-            let Recorded::Whole(stored) = recorded(&writes, 1 << 20, ending) else {
-                panic!("it fits")
-            };
+            let Recorded::Whole(stored) = recorded(&writes, 1 << 20, ending) else { panic!("it fits") };
             let output = Output::read(&stored).unwrap();
             assert_eq!(output.ending, ending);
             assert_eq!(output.stretches, [(Stream::Out, &all[..]), (Stream::Err, b"no\n")]);
@@ -282,9 +254,7 @@ mod tests {
     #[test]
     fn what_is_cut_or_extended_or_foreign_is_refused() {
         let writes: [(Stream, &[u8]); 2] = [(Stream::Out, b"one"), (Stream::Err, b"two")];
-        let Recorded::Whole(stored) = recorded(&writes, 1 << 10, Ending::Exited(0)) else {
-            panic!("it fits")
-        };
+        let Recorded::Whole(stored) = recorded(&writes, 1 << 10, Ending::Exited(0)) else { panic!("it fits") };
         let whole_stretches = [HEAD_BYTES, HEAD_BYTES + 11];
         for end in (0..stored.len()).filter(|end| !whole_stretches.contains(end)) {
             assert_eq!(Output::read(&stored[..end]), None, "cut to {end} bytes");

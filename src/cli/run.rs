@@ -183,9 +183,7 @@ fn duration(text: &str) -> Result<Duration, Box<dyn std::error::Error + Send + S
 /// Reads a number of bytes such as `4096`, `64KiB` or `1MiB`.
 fn output_bytes(text: &str) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
     let units = [("MiB", 1 << 20), ("KiB", 1 << 10)];
-    let unit = units
-        .into_iter()
-        .find_map(|(name, bytes)| Some((text.strip_suffix(name)?, bytes)));
+    let unit = units.into_iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, bytes)));
     let (number, unit) = unit.unwrap_or((text, 1));
     let bytes = number.trim_end().parse::<usize>()?.saturating_mul(unit);
     if bytes > OUTPUT_BYTES_MAX {
@@ -251,10 +249,7 @@ fn open(args: &RunArgs, lock_wait: Duration) -> Result<Store, Failure> {
     Store::open(&args.dir, options).map_err(|error| match error.kind() {
         ErrorKind::Locked => {
             let waited = SignedDuration::try_from(lock_wait).unwrap_or(SignedDuration::MAX);
-            Failure::new(
-                LOCKED,
-                format!("another process has the directory open, and had it for {waited:#}"),
-            )
+            Failure::new(LOCKED, format!("another process has the directory open, and had it for {waited:#}"))
         }
         _ => Failure::of(format!("the store in {} cannot be opened", args.dir.display()), error),
     })
@@ -322,9 +317,8 @@ fn take_over_if_told(args: &RunArgs, interrupted: Interrupted) -> Result<Result<
     let info = interrupted.info();
     let runner = Runner::of_checkpoint(interrupted.checkpoint());
     // Its lease has lapsed, and it is there all the same: it can still complete.
-    if let Some(runner) = runner
-        .as_ref()
-        .filter(|runner| runner.attempt == info.attempt && runner.life() == Life::Running)
+    if let Some(runner) =
+        runner.as_ref().filter(|runner| runner.attempt == info.attempt && runner.life() == Life::Running)
     {
         return Err(still_running(info, Some(runner)));
     }
@@ -336,10 +330,7 @@ fn take_over_if_told(args: &RunArgs, interrupted: Interrupted) -> Result<Result<
             Err(Failure::new(INTERRUPTED, sentence))
         }
         OnInterrupted::TakeOver => {
-            say(format_args!(
-                "taking over from attempt {}, which was interrupted; {what}",
-                info.attempt
-            ));
+            say(format_args!("taking over from attempt {}, which was interrupted; {what}", info.attempt));
             Ok(interrupted.take_over())
         }
     }
@@ -347,27 +338,16 @@ fn take_over_if_told(args: &RunArgs, interrupted: Interrupted) -> Result<Result<
 
 fn still_running(info: &KeyInfo, runner: Option<&Runner>) -> Failure {
     let sentence = match runner {
-        Some(Runner {
-            process,
-            command: Some(command),
-            ..
-        }) => {
-            format!(
-                "the command is still running with pid {}, under the keyonce with pid {}",
-                command.pid, process.pid
-            )
+        Some(Runner { process, command: Some(command), .. }) => {
+            format!("the command is still running with pid {}, under the keyonce with pid {}", command.pid, process.pid)
         }
-        Some(Runner { process, .. }) => format!(
-            "the command is still running, under the keyonce with pid {}",
-            process.pid
-        ),
+        Some(Runner { process, .. }) => {
+            format!("the command is still running, under the keyonce with pid {}", process.pid)
+        }
         None => "the key is still in use".to_owned(),
     };
     let seen = runner.is_some_and(|runner| runner.life() == Life::Running);
-    let until = info
-        .lease_end
-        .and_then(|end| Timestamp::try_from(end).ok())
-        .filter(|_| !seen);
+    let until = info.lease_end.and_then(|end| Timestamp::try_from(end).ok()).filter(|_| !seen);
     Failure::new(
         STILL_RUNNING,
         match until {
@@ -385,11 +365,7 @@ fn what_of_command(info: &KeyInfo, runner: Option<&Runner>) -> String {
             [..] => "its checkpoint is none of `keyonce run`, so what it did cannot be told".to_owned(),
         };
     };
-    let whose = if runner.attempt == info.attempt {
-        String::new()
-    } else {
-        format!(" of attempt {}", runner.attempt)
-    };
+    let whose = if runner.attempt == info.attempt { String::new() } else { format!(" of attempt {}", runner.attempt) };
     match (runner.command, runner.command_life()) {
         (Some(command), Some(Life::Ended)) => {
             let pid = command.pid;
@@ -412,12 +388,7 @@ fn refused(mismatch: &Mismatch) -> Failure {
 
 /// Gives the stored answer again.
 fn replay(response: &Response, mut outlets: Outlets) -> Result<u8, Failure> {
-    let foreign = || {
-        Failure::new(
-            KEYONCE_FAILED,
-            "what is stored under the key was not written by `keyonce run`",
-        )
-    };
+    let foreign = || Failure::new(KEYONCE_FAILED, "what is stored under the key was not written by `keyonce run`");
     match response.body() {
         Body::Kept(stored) => {
             let output = Output::read(stored).ok_or_else(foreign)?;
@@ -462,17 +433,12 @@ fn run_once(
     let recorder = Recorder::new(args.output_max.max(HEAD_BYTES));
     let recorded = listen(&mut child, input, recorder, &mut outlets);
     let (ending, recorded) = recorded.map_err(|error| {
-        Failure::of(
-            "the command was started, but it cannot be followed, and its key will be interrupted",
-            error,
-        )
+        Failure::of("the command was started, but it cannot be followed, and its key will be interrupted", error)
     })?;
     let status = ending.exit_status();
     let token = detached.map_err(|error| not_stored(status, error))?;
     complete(args, &key, token, status, recorded)?;
-    outlets.check(&format!(
-        "the command ended with status {status}, which is stored, but its output"
-    ))?;
+    outlets.check(&format!("the command ended with status {status}, which is stored, but its output"))?;
     Ok(status)
 }
 

@@ -40,10 +40,7 @@ pub(crate) struct Process {
 impl Process {
     /// Names a living process by its id.
     pub(crate) fn of(pid: u32) -> Self {
-        Self {
-            pid,
-            start: read_stat(pid).ok().flatten().map_or(0, |stat| stat.start),
-        }
+        Self { pid, start: read_stat(pid).ok().flatten().map_or(0, |stat| stat.start) }
     }
 
     /// Whether it runs, if it is of this namespace and this boot.
@@ -54,11 +51,7 @@ impl Process {
             Ok(Some(stat)) if stat.start == self.start => Life::Running,
             Ok(Some(_)) => Life::Ended,
             // The process may be hidden from this user: then it can still be asked for.
-            Ok(None) => match i32::try_from(self.pid)
-                .ok()
-                .and_then(Pid::from_raw)
-                .map(test_kill_process)
-            {
+            Ok(None) => match i32::try_from(self.pid).ok().and_then(Pid::from_raw).map(test_kill_process) {
                 Some(Err(Errno::SRCH)) => Life::Ended,
                 _ => Life::Unknown,
             },
@@ -82,34 +75,18 @@ pub(crate) struct Runner {
 impl Runner {
     /// This process, which makes this attempt and has not started its command.
     pub(crate) fn this(attempt: u32) -> Self {
-        Self {
-            place: Place::here(),
-            attempt,
-            process: Process::of(std::process::id()),
-            command: None,
-        }
+        Self { place: Place::here(), attempt, process: Process::of(std::process::id()), command: None }
     }
 
     /// The same, with the command it started.
     pub(crate) fn with_command(self, pid: u32) -> Self {
-        Self {
-            command: Some(Process::of(pid)),
-            ..self
-        }
+        Self { command: Some(Process::of(pid)), ..self }
     }
 
     /// The bytes of a checkpoint.
     pub(crate) fn to_checkpoint(&self) -> Vec<u8> {
-        let Self {
-            place,
-            attempt,
-            process,
-            command,
-        } = self;
-        let mut text = format!(
-            "{TITLE}\nattempt {attempt}\nboot {}\nnamespace {}\n",
-            place.boot, place.namespace
-        );
+        let Self { place, attempt, process, command } = self;
+        let mut text = format!("{TITLE}\nattempt {attempt}\nboot {}\nnamespace {}\n", place.boot, place.namespace);
         let named = [("runner", Some(process)), ("command", command.as_ref())];
         for (name, process) in named.into_iter().filter_map(|(name, process)| Some((name, process?))) {
             writeln!(text, "{name} {} {}", process.pid, process.start)
@@ -126,21 +103,13 @@ impl Runner {
             return None;
         }
         let attempt = field("attempt")?.parse().ok()?;
-        let place = Place {
-            boot: field("boot")?.to_owned(),
-            namespace: field("namespace")?.parse().ok()?,
-        };
+        let place = Place { boot: field("boot")?.to_owned(), namespace: field("namespace")?.parse().ok()? };
         let process = read_process(field("runner")?)?;
         let command = match lines.next() {
             Some(line) => Some(read_process(line.strip_prefix("command ")?)?),
             None => None,
         };
-        lines.next().is_none().then_some(Self {
-            place,
-            attempt,
-            process,
-            command,
-        })
+        lines.next().is_none().then_some(Self { place, attempt, process, command })
     }
 
     /// Whether `keyonce run` still runs.
@@ -180,10 +149,7 @@ impl Place {
     fn here() -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
-        Self {
-            boot: boot.trim().to_owned(),
-            namespace,
-        }
+        Self { boot: boot.trim().to_owned(), namespace }
     }
 }
 
@@ -205,27 +171,18 @@ fn read_stat(pid: u32) -> io::Result<Option<Stat>> {
     };
     let unreadable = || io::Error::other("the status of a process cannot be read");
     // The name of the program stands in parentheses, and may hold some itself.
-    let behind = text
-        .iter()
-        .rposition(|byte| *byte == b')')
-        .and_then(|at| text.get(at + 1..))
-        .ok_or_else(unreadable)?;
+    let behind =
+        text.iter().rposition(|byte| *byte == b')').and_then(|at| text.get(at + 1..)).ok_or_else(unreadable)?;
     let behind = std::str::from_utf8(behind).map_err(|_| unreadable())?;
     let mut fields = behind.split_ascii_whitespace();
     let ended = matches!(fields.clone().next(), Some("Z" | "X" | "x"));
-    let start = fields
-        .nth(STAT_START)
-        .and_then(|start| start.parse().ok())
-        .ok_or_else(unreadable)?;
+    let start = fields.nth(STAT_START).and_then(|start| start.parse().ok()).ok_or_else(unreadable)?;
     Ok(Some(Stat { ended, start }))
 }
 
 fn read_process(text: &str) -> Option<Process> {
     let (pid, start) = text.split_once(' ')?;
-    Some(Process {
-        pid: pid.parse().ok()?,
-        start: start.parse().ok()?,
-    })
+    Some(Process { pid: pid.parse().ok()?, start: start.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -243,13 +200,8 @@ mod tests {
     #[test]
     fn what_is_no_checkpoint_of_a_runner_is_not_read_as_one() {
         let whole = Runner::this(1).with_command(1).to_checkpoint();
-        for bytes in [
-            &b""[..],
-            b"half",
-            b"keyonce-run 2\n",
-            &whole[..whole.len() - 1],
-            &[&whole[..], b"x\n"].concat(),
-        ] {
+        for bytes in [&b""[..], b"half", b"keyonce-run 2\n", &whole[..whole.len() - 1], &[&whole[..], b"x\n"].concat()]
+        {
             assert_eq!(Runner::of_checkpoint(bytes), None, "{}", bytes.escape_ascii());
         }
     }
@@ -259,10 +211,7 @@ mod tests {
     fn a_process_is_told_from_a_later_one_of_the_same_number() {
         let this = Runner::this(1);
         assert_eq!(this.life(), Life::Running);
-        let process = Process {
-            start: this.process.start + 1,
-            ..this.process
-        };
+        let process = Process { start: this.process.start + 1, ..this.process };
         assert_eq!(Runner { process, ..this }.life(), Life::Ended);
     }
 
@@ -273,12 +222,7 @@ mod tests {
         let runner = Runner::this(1).with_command(child.id());
         assert_eq!(runner.command_life(), Some(Life::Running));
         child.kill().unwrap();
-        while fs::read_to_string(format!("/proc/{}/stat", child.id()))
-            .unwrap()
-            .split(' ')
-            .nth(2)
-            != Some("Z")
-        {
+        while fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap().split(' ').nth(2) != Some("Z") {
             std::thread::yield_now();
         }
         assert_eq!(runner.command_life(), Some(Life::Ended));
@@ -290,34 +234,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn an_earlier_boot_is_over_and_another_namespace_cannot_be_seen() {
         let this = Runner::this(1);
-        let boot = Place {
-            boot: "another".to_owned(),
-            ..this.place.clone()
-        };
-        assert_eq!(
-            Runner {
-                place: boot,
-                ..this.clone()
-            }
-            .life(),
-            Life::Ended
-        );
-        let namespace = Place {
-            namespace: this.place.namespace + 1,
-            ..this.place.clone()
-        };
-        assert_eq!(
-            Runner {
-                place: namespace,
-                ..this.clone()
-            }
-            .life(),
-            Life::Unknown
-        );
-        let nowhere = Place {
-            boot: String::new(),
-            namespace: 0,
-        };
+        let boot = Place { boot: "another".to_owned(), ..this.place.clone() };
+        assert_eq!(Runner { place: boot, ..this.clone() }.life(), Life::Ended);
+        let namespace = Place { namespace: this.place.namespace + 1, ..this.place.clone() };
+        assert_eq!(Runner { place: namespace, ..this.clone() }.life(), Life::Unknown);
+        let nowhere = Place { boot: String::new(), namespace: 0 };
         assert_eq!(Runner { place: nowhere, ..this }.life(), Life::Unknown);
     }
 }

@@ -11,11 +11,7 @@ pub(super) fn crc(start: u32, bytes: &[u8]) -> u32 {
 pub(super) fn head(word: [u8; 4], behind: [u8; 4], lsn: u64, salt: u64) -> [u8; 4] {
     let [start, _] = halves(salt);
     let [lsn_low, lsn_high] = halves(lsn);
-    crc(
-        u32::from_le_bytes(start),
-        [word, behind, lsn_low, lsn_high].as_flattened(),
-    )
-    .to_le_bytes()
+    crc(u32::from_le_bytes(start), [word, behind, lsn_low, lsn_high].as_flattened()).to_le_bytes()
 }
 
 /// The checksum: the body, of which `body_crc` is the CRC, bound to its head and to the high half of the salt.

@@ -31,13 +31,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// A draft of nothing yet, to be refilled before it is finished. Allocates nothing.
     pub(crate) const fn new() -> Self {
-        Self {
-            bytes: Vec::new(),
-            len: 0,
-            kind: Kind::Pad,
-            body_crc: 0,
-            token: 0,
-        }
+        Self { bytes: Vec::new(), len: 0, kind: Kind::Pad, body_crc: 0, token: 0 }
     }
 
     /// A state record, in a buffer of its own; else as [`Draft::refill`].
@@ -55,21 +49,11 @@ impl Draft {
     ///
     /// If the record could not be read back: lengths out of bounds, or a token that is no record's LSN.
     pub(crate) fn refill(&mut self, record: &StateRecord<'_>) {
-        let StateRecord {
-            kind,
-            token,
-            scope,
-            id,
-            payload,
-            ..
-        } = *record;
+        let StateRecord { kind, token, scope, id, payload, .. } = *record;
         let scope_bytes = u8::try_from(scope.len()).expect("a scope has at most 255 bytes");
         let id_bytes = u8::try_from(id.len()).expect("an id has at most 255 bytes");
         assert!(id_bytes > 0, "an id is never empty");
-        assert!(
-            payload.len() <= PAYLOAD_BYTES_MAX,
-            "a payload has at most {PAYLOAD_BYTES_MAX} bytes"
-        );
+        assert!(payload.len() <= PAYLOAD_BYTES_MAX, "a payload has at most {PAYLOAD_BYTES_MAX} bytes");
         assert!(
             token.is_multiple_of(UNIT_BYTES as u64) && (token > 0 || kind == StateKind::Reserved),
             "a token is the LSN of a record: {record:?}"
@@ -110,13 +94,7 @@ impl Draft {
     pub(crate) fn next(next: &Next) -> Self {
         let mut draft = Self::new();
         draft.begin(Kind::Next, NEXT_BYTES, 0);
-        for field in [
-            next.number,
-            next.first_lsn,
-            next.salt,
-            next.unfinished,
-            next.newest_kept_until_ms,
-        ] {
+        for field in [next.number, next.first_lsn, next.salt, next.unfinished, next.newest_kept_until_ms] {
             draft.bytes.extend_from_slice(&field.to_le_bytes());
         }
         draft.cover();
@@ -130,14 +108,8 @@ impl Draft {
     /// If the intervals do not ascend, one is empty or overlaps another, or they are too many for one record.
     pub(crate) fn sealed(count: u64, digest: [u8; 16], intervals: &[(u64, u64)]) -> Self {
         let len = sealed_bytes(intervals.len());
-        assert!(
-            len <= RECORD_BYTES_MAX,
-            "a seal replaces no more intervals than a record holds"
-        );
-        assert!(
-            ascend(intervals.iter().copied()),
-            "replaced intervals ascend and are disjoint: {intervals:?}"
-        );
+        assert!(len <= RECORD_BYTES_MAX, "a seal replaces no more intervals than a record holds");
+        assert!(ascend(intervals.iter().copied()), "replaced intervals ascend and are disjoint: {intervals:?}");
         let mut draft = Self::new();
         draft.begin(Kind::Sealed, len, 0);
         draft.bytes.extend_from_slice(&count.to_le_bytes());
@@ -206,15 +178,9 @@ impl Draft {
     pub(crate) fn finish(&mut self, salt: u64, lsn: u64, synced_lsn: u64) -> &[u8] {
         let unit = UNIT_BYTES as u64;
         assert!(self.len > 0, "a draft must be filled before it is finished");
-        assert!(
-            lsn.is_multiple_of(unit) && self.token < lsn,
-            "no record with token {} stands at {lsn}",
-            self.token
-        );
+        assert!(lsn.is_multiple_of(unit) && self.token < lsn, "no record with token {} stands at {lsn}", self.token);
         let units = u32::try_from(self.len / UNIT_BYTES).expect("no record is longer than its length field can tell");
-        let behind = u32::try_from(lsn.saturating_sub(synced_lsn).div_ceil(unit))
-            .unwrap_or(u32::MAX)
-            .to_le_bytes();
+        let behind = u32::try_from(lsn.saturating_sub(synced_lsn).div_ceil(unit)).unwrap_or(u32::MAX).to_le_bytes();
         let word = (u32::from(self.kind.code()) << 24 | units).to_le_bytes();
         let head = check::head(word, behind, lsn, salt);
         let checksum = check::whole(self.body_crc, head, salt);
@@ -242,9 +208,6 @@ impl Draft {
 /// Without the bytes: keys and responses are never printed.
 impl fmt::Debug for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Draft")
-            .field("kind", &self.kind)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Draft").field("kind", &self.kind).field("len", &self.len).finish_non_exhaustive()
     }
 }

@@ -71,12 +71,7 @@ impl StoreFile {
         let created_ms = fields.u64()?;
         let run_number = fields.u64()?;
         let zeros = fields.slice(444)?;
-        (zero == 0 && is_zero(zeros)).then_some(Self {
-            store_id,
-            hash_seed,
-            created_ms,
-            run_number,
-        })
+        (zero == 0 && is_zero(zeros)).then_some(Self { store_id, hash_seed, created_ms, run_number })
     }
 }
 
@@ -149,10 +144,7 @@ pub(crate) enum HeaderFault {
 impl SegmentHeader {
     /// The bytes of copy 0 or 1.
     pub(crate) fn encode(&self, copy: u8) -> [u8; HEADER_BYTES] {
-        assert!(
-            copy < 2 && self.makes_sense(),
-            "a header must be one that can be read back: {self:?}"
-        );
+        assert!(copy < 2 && self.makes_sense(), "a header must be one that can be read back: {self:?}");
         let mut bytes = [0; HEADER_BYTES];
         Fill(&mut bytes)
             .put(SEGMENT_MAGIC)
@@ -179,19 +171,13 @@ impl SegmentHeader {
     pub(crate) fn decode(bytes: &[u8], copy: u8) -> Result<Self, HeaderFault> {
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(HeaderFault::Damaged)?;
         if !bytes.starts_with(&SEGMENT_MAGIC) {
-            return Err(if is_zero(bytes) {
-                HeaderFault::Blank
-            } else {
-                HeaderFault::Foreign
-            });
+            return Err(if is_zero(bytes) { HeaderFault::Blank } else { HeaderFault::Foreign });
         }
         let version = sealed_version(bytes).ok_or(HeaderFault::Damaged)?;
         if version != VERSION {
             return Err(HeaderFault::Version(version));
         }
-        Self::fields(bytes, copy)
-            .filter(Self::makes_sense)
-            .ok_or(HeaderFault::Damaged)
+        Self::fields(bytes, copy).filter(Self::makes_sense).ok_or(HeaderFault::Damaged)
     }
 
     fn fields(bytes: &[u8], copy: u8) -> Option<Self> {
@@ -235,9 +221,7 @@ impl SegmentHeader {
 
 /// Writes the check of all bytes before it into the last four.
 fn seal(bytes: &mut [u8]) {
-    let (covered, check) = bytes
-        .split_last_chunk_mut()
-        .expect("a sealed block is longer than its check");
+    let (covered, check) = bytes.split_last_chunk_mut().expect("a sealed block is longer than its check");
     *check = crc(0, covered).to_le_bytes();
 }
 
@@ -368,12 +352,7 @@ mod tests {
 
     #[test]
     fn what_no_writer_writes_is_damaged_though_its_check_holds() {
-        let time = TimeMark {
-            store_ms: 4,
-            boot_ms: 3,
-            wall_ms: 2,
-            boot_id: [1; 16],
-        };
+        let time = TimeMark { store_ms: 4, boot_ms: 3, wall_ms: 2, boot_id: [1; 16] };
         let header = SegmentHeader {
             role: Role::Rolled,
             store_id: [2; 16],
@@ -406,18 +385,9 @@ mod tests {
             let mut bytes = header.encode(0);
             bytes[at..at + field.len()].copy_from_slice(field);
             seal(&mut bytes);
-            assert_eq!(
-                SegmentHeader::decode(&bytes, 0),
-                Err(HeaderFault::Damaged),
-                "{field:?} at {at}"
-            );
+            assert_eq!(SegmentHeader::decode(&bytes, 0), Err(HeaderFault::Damaged), "{field:?} at {at}");
         }
-        let store = StoreFile {
-            store_id: [1; 16],
-            hash_seed: [2; 16],
-            created_ms: 3,
-            run_number: 4,
-        };
+        let store = StoreFile { store_id: [1; 16], hash_seed: [2; 16], created_ms: 3, run_number: 4 };
         for at in [12, 15, 64, 300, 507] {
             let mut bytes = store.encode();
             bytes[at] = 1;

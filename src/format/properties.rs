@@ -35,15 +35,9 @@ struct OwnedState {
 enum Written {
     State(OwnedState),
     Next(Next),
-    Sealed {
-        count: u64,
-        digest: [u8; 16],
-        intervals: Vec<(u64, u64)>,
-    },
+    Sealed { count: u64, digest: [u8; 16], intervals: Vec<(u64, u64)> },
     Closed(Closed),
-    Pad {
-        len: usize,
-    },
+    Pad { len: usize },
 }
 
 /// Where a record is written.
@@ -82,17 +76,12 @@ impl OwnedState {
 impl Written {
     fn draft(&self, lsn: u64) -> Draft {
         match self {
-            Self::State(state) if state.token_units_back == 0 => Draft::state(&StateRecord {
-                token: 0,
-                ..state.at(lsn)
-            }),
+            Self::State(state) if state.token_units_back == 0 => {
+                Draft::state(&StateRecord { token: 0, ..state.at(lsn) })
+            }
             Self::State(state) => Draft::state(&state.at(lsn)),
             Self::Next(next) => Draft::next(next),
-            Self::Sealed {
-                count,
-                digest,
-                intervals,
-            } => Draft::sealed(*count, *digest, intervals),
+            Self::Sealed { count, digest, intervals } => Draft::sealed(*count, *digest, intervals),
             Self::Closed(closed) => Draft::closed(closed),
             Self::Pad { len } => Draft::pad(*len),
         }
@@ -109,25 +98,14 @@ impl Written {
 
     /// How many bytes from the start the checks vouch for.
     fn covered_bytes(&self, bytes: &[u8]) -> usize {
-        if matches!(self, Self::Pad { .. }) {
-            HEAD_BYTES
-        } else {
-            bytes.len()
-        }
+        if matches!(self, Self::Pad { .. }) { HEAD_BYTES } else { bytes.len() }
     }
 
     fn assert_is(&self, record: Record<'_>, lsn: u64) {
         match (self, record) {
             (Self::State(state), Record::State(found)) => assert!(state.at(lsn) == found, "{state:?} {found:?}"),
             (Self::Next(next), Record::Next(found)) => assert_eq!(*next, found),
-            (
-                Self::Sealed {
-                    count,
-                    digest,
-                    intervals,
-                },
-                Record::Sealed(found),
-            ) => {
+            (Self::Sealed { count, digest, intervals }, Record::Sealed(found)) => {
                 assert_eq!((*count, *digest), (found.count, found.digest));
                 assert_eq!(*intervals, found.intervals().collect::<Vec<_>>());
             }
@@ -140,23 +118,12 @@ impl Written {
 
 fn state_kinds() -> impl Strategy<Value = StateKind> {
     use StateKind::{Done, Forgotten, Interrupted, Released, Reserved};
-    prop_oneof![
-        Just(Reserved),
-        Just(Interrupted),
-        Just(Done),
-        Just(Released),
-        Just(Forgotten)
-    ]
+    prop_oneof![Just(Reserved), Just(Interrupted), Just(Done), Just(Released), Just(Forgotten)]
 }
 
 fn causes() -> impl Strategy<Value = Option<Cause>> {
     use Cause::{Crash, Dropped, LeaseLapsed};
-    prop_oneof![
-        Just(None),
-        Just(Some(Crash)),
-        Just(Some(Dropped)),
-        Just(Some(LeaseLapsed))
-    ]
+    prop_oneof![Just(None), Just(Some(Crash)), Just(Some(Dropped)), Just(Some(LeaseLapsed))]
 }
 
 prop_compose! {
@@ -184,63 +151,33 @@ prop_compose! {
 
 fn written() -> impl Strategy<Value = Written> {
     let next = any::<[u64; 5]>().prop_map(|[number, first_lsn, salt, unfinished, newest_kept_until_ms]| {
-        Written::Next(Next {
-            number,
-            first_lsn,
-            salt,
-            unfinished,
-            newest_kept_until_ms,
-        })
+        Written::Next(Next { number, first_lsn, salt, unfinished, newest_kept_until_ms })
     });
-    let sealed = (
-        any::<u64>(),
-        any::<[u8; 16]>(),
-        vec((0..1_u64 << 40, 1..1_u64 << 40), 0..6),
-    )
-        .prop_map(|(count, digest, steps)| {
+    let sealed = (any::<u64>(), any::<[u8; 16]>(), vec((0..1_u64 << 40, 1..1_u64 << 40), 0..6)).prop_map(
+        |(count, digest, steps)| {
             let mut end = 0;
             let intervals = steps.into_iter().map(|(gap, length)| {
                 let from = end + gap;
                 end = from + length;
                 (from, end)
             });
-            Written::Sealed {
-                count,
-                digest,
-                intervals: intervals.collect(),
-            }
-        });
+            Written::Sealed { count, digest, intervals: intervals.collect() }
+        },
+    );
     let closed =
         (any::<[u64; 4]>(), any::<[u8; 16]>()).prop_map(|([store_ms, boot_ms, wall_ms, unfinished], boot_id)| {
-            Written::Closed(Closed {
-                time: TimeMark {
-                    store_ms,
-                    boot_ms,
-                    wall_ms,
-                    boot_id,
-                },
-                unfinished,
-            })
+            Written::Closed(Closed { time: TimeMark { store_ms, boot_ms, wall_ms, boot_id }, unfinished })
         });
     let pad = (2..40_usize).prop_map(|units| Written::Pad { len: units * 8 });
     prop_oneof![4 => states().prop_map(Written::State), 1 => next, 1 => sealed, 1 => closed, 1 => pad]
 }
 
 fn places() -> impl Strategy<Value = Place> {
-    let lsn = prop_oneof![
-        8192..1_u64 << 20,
-        8192..1_u64 << 50,
-        (1_u64 << 35) - 4096..(1 << 35) + 4096,
-        Just(1 << 62)
-    ];
+    let lsn = prop_oneof![8192..1_u64 << 20, 8192..1_u64 << 50, (1_u64 << 35) - 4096..(1 << 35) + 4096, Just(1 << 62)];
     let behind = prop_oneof![Just(0), 0..1_u64 << 20, any::<u64>()];
     (any::<u64>(), lsn, behind).prop_map(|(salt, lsn, behind)| {
         let lsn = lsn & !7;
-        Place {
-            salt,
-            lsn,
-            synced_lsn: lsn.saturating_sub(behind) & !7,
-        }
+        Place { salt, lsn, synced_lsn: lsn.saturating_sub(behind) & !7 }
     })
 }
 

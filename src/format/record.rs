@@ -171,10 +171,7 @@ impl Sealed<'_> {
     pub(crate) fn intervals(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
         self.intervals.iter().map(|pair| {
             let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *pair;
-            (
-                u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-                u64::from_le_bytes([i, j, k, l, m, n, o, p]),
-            )
+            (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes([i, j, k, l, m, n, o, p]))
         })
     }
 }
@@ -284,12 +281,7 @@ impl RawHead {
             return Err(Bad::Blank);
         }
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes.first_chunk().ok_or(Bad::Length)?;
-        Ok(Self {
-            checksum: [a, b, c, d],
-            word: [e, f, g, h],
-            check: [i, j, k, l],
-            behind: [m, n, o, p],
-        })
+        Ok(Self { checksum: [a, b, c, d], word: [e, f, g, h], check: [i, j, k, l], behind: [m, n, o, p] })
     }
 
     fn kind(self) -> Option<Kind> {
@@ -347,12 +339,7 @@ pub(crate) fn verify(bytes: &[u8], salt: u64, lsn: u64) -> Result<Seen<'_>, Bad>
         return Err(Bad::Body);
     }
     let record = record(kind, body, lsn).ok_or(Bad::Malformed)?;
-    Ok(Seen {
-        record,
-        len,
-        behind,
-        bytes,
-    })
+    Ok(Seen { record, len, behind, bytes })
 }
 
 /// The length in bytes of the record whose head this is, which was vouched for before; 0 when it is no head at all.
@@ -507,22 +494,14 @@ fn sealed(body: &[u8]) -> Option<Sealed<'_>> {
     let (intervals, []) = fields.0.as_chunks() else {
         return None;
     };
-    let sealed = Sealed {
-        count,
-        digest,
-        intervals,
-    };
+    let sealed = Sealed { count, digest, intervals };
     (intervals.len() as u64 == interval_count && ascend(sealed.intervals())).then_some(sealed)
 }
 
 fn closed(body: &[u8]) -> Option<Closed> {
     let mut fields = Fields(body);
-    let time = TimeMark {
-        store_ms: fields.u64()?,
-        boot_ms: fields.u64()?,
-        wall_ms: fields.u64()?,
-        boot_id: fields.array()?,
-    };
+    let time =
+        TimeMark { store_ms: fields.u64()?, boot_ms: fields.u64()?, wall_ms: fields.u64()?, boot_id: fields.array()? };
     let unfinished = fields.u64()?;
     (fields.u64()? == 0).then_some(Closed { time, unfinished })
 }

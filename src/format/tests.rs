@@ -63,11 +63,7 @@ fn state(kind: StateKind) -> StateRecord<'static> {
         token: if kind == StateKind::Reserved { 0 } else { TOKEN },
         attempt: 2,
         cause,
-        durability: if kind == StateKind::Released {
-            Durability::ProcessCrash
-        } else {
-            Durability::PowerLoss
-        },
+        durability: if kind == StateKind::Released { Durability::ProcessCrash } else { Durability::PowerLoss },
         detached: kind == StateKind::Interrupted,
         body_kept: true,
         first_seen_ms: 1_767_225_600_000,
@@ -88,11 +84,7 @@ pub(super) fn reseal(bytes: &mut [u8], salt: u64, lsn: u64) {
     let word = part(bytes, 4);
     let head = check::head(word, part(bytes, 12), lsn, salt);
     let len = (u32::from_le_bytes(word) & LENGTH_UNITS_MAX) as usize * UNIT_BYTES;
-    let covered = if word[3] == 19 {
-        &[]
-    } else {
-        bytes.get(HEAD_BYTES..len).unwrap_or_default()
-    };
+    let covered = if word[3] == 19 { &[] } else { bytes.get(HEAD_BYTES..len).unwrap_or_default() };
     let checksum = check::whole(check::crc(0, covered), head, salt);
     bytes[..4].copy_from_slice(&checksum);
     bytes[8..12].copy_from_slice(&head);
@@ -110,15 +102,8 @@ fn store_file_and_header_copies_are_as_they_were_laid_down() {
 
 #[test]
 fn state_records_are_as_they_were_laid_down() {
-    let reference = StateRecord {
-        body_kept: false,
-        payload: b"order 17",
-        ..state(StateKind::Done)
-    };
-    let copied = StateRecord {
-        token: TOKEN,
-        ..state(StateKind::Reserved)
-    };
+    let reference = StateRecord { body_kept: false, payload: b"order 17", ..state(StateKind::Done) };
+    let copied = StateRecord { token: TOKEN, ..state(StateKind::Reserved) };
     for (record, bytes) in [
         (state(StateKind::Reserved), fixture!("reserved.bin")),
         (copied, fixture!("reserved-copy.bin")),
@@ -129,21 +114,10 @@ fn state_records_are_as_they_were_laid_down() {
         (state(StateKind::Forgotten), fixture!("forgotten.bin")),
     ] {
         assert_eq!(Draft::state(&record).finish(SALT, LSN, SYNCED_LSN), bytes, "{record:?}");
-        let found = StateRecord {
-            token: if record.token == 0 { LSN } else { record.token },
-            ..record
-        };
+        let found = StateRecord { token: if record.token == 0 { LSN } else { record.token }, ..record };
         assert_eq!(trusted(bytes, LSN), Ok(found));
         let seen = verify(bytes, SALT, LSN).unwrap();
-        assert_eq!(
-            seen,
-            Seen {
-                record: Record::State(found),
-                len: bytes.len(),
-                behind: Some(0x40),
-                bytes
-            }
-        );
+        assert_eq!(seen, Seen { record: Record::State(found), len: bytes.len(), behind: Some(0x40), bytes });
     }
 }
 
@@ -156,16 +130,10 @@ fn other_records_are_as_they_were_laid_down() {
         unfinished: 5,
         newest_kept_until_ms: 1_767_312_060_000,
     };
-    let closed = Closed {
-        time: TIME,
-        unfinished: 5,
-    };
+    let closed = Closed { time: TIME, unfinished: 5 };
     for (mut draft, bytes) in [
         (Draft::next(&next), fixture!("next.bin")),
-        (
-            Draft::sealed(9, *b"digest of copies", &INTERVALS),
-            fixture!("sealed.bin"),
-        ),
+        (Draft::sealed(9, *b"digest of copies", &INTERVALS), fixture!("sealed.bin")),
         (Draft::closed(&closed), fixture!("closed.bin")),
         (Draft::pad(16), fixture!("pad.bin")),
     ] {
@@ -191,14 +159,7 @@ fn sizes_are_those_of_the_reference_work() {
     assert_eq!(state_record_bytes(8, 36, 200), 320);
     assert_eq!(Draft::state(&state(StateKind::Reserved)).len(), 120);
     let response = [7; 200];
-    assert_eq!(
-        Draft::state(&StateRecord {
-            payload: &response,
-            ..state(StateKind::Done)
-        })
-        .len(),
-        320
-    );
+    assert_eq!(Draft::state(&StateRecord { payload: &response, ..state(StateKind::Done) }).len(), 320);
     assert_eq!(Draft::sealed(0, [0; 16], &INTERVALS).len(), sealed_bytes(2));
 }
 
@@ -207,9 +168,7 @@ fn the_checks_are_those_of_the_specification() {
     /// CRC-32/ISO-HDLC bit by bit, going on from `start`.
     fn crc(start: u32, bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!start, |state, byte| {
-            (0..8).fold(state ^ u32::from(*byte), |state, _| {
-                state >> 1 ^ if state & 1 == 1 { 0xEDB8_8320 } else { 0 }
-            })
+            (0..8).fold(state ^ u32::from(*byte), |state, _| state >> 1 ^ if state & 1 == 1 { 0xEDB8_8320 } else { 0 })
         })
     }
     assert_eq!(crc(0, b"123456789"), 0xCBF4_3926);
@@ -231,20 +190,11 @@ fn a_token_is_never_of_a_later_record_nor_missing() {
         (StateKind::Done, LSN - 8, true),
         (StateKind::Done, LSN - 7, false),
     ] {
-        let mut bytes = Draft::state(&StateRecord {
-            token: 8,
-            ..state(kind)
-        })
-        .finish(SALT, LSN, SYNCED_LSN)
-        .to_vec();
+        let mut bytes = Draft::state(&StateRecord { token: 8, ..state(kind) }).finish(SALT, LSN, SYNCED_LSN).to_vec();
         bytes[16..24].copy_from_slice(&u64::to_le_bytes(token));
         assert_eq!(verify(&bytes, SALT, LSN).err(), Some(Bad::Body), "{kind:?} {token}");
         reseal(&mut bytes, SALT, LSN);
-        assert_eq!(
-            verify(&bytes, SALT, LSN).err(),
-            (!reads).then_some(Bad::Malformed),
-            "{kind:?} {token}"
-        );
+        assert_eq!(verify(&bytes, SALT, LSN).err(), (!reads).then_some(Bad::Malformed), "{kind:?} {token}");
     }
 }
 
@@ -298,23 +248,14 @@ fn what_makes_no_sense_is_refused_though_its_checks_hold() {
         bytes[at] = byte;
         reseal(&mut bytes, SALT, LSN);
         let here = if at == 4 { &bytes[..] } else { &bytes[..record.len()] };
-        assert_eq!(
-            verify(here, SALT, LSN).err(),
-            Some(bad),
-            "byte {at} = {byte} of {record:?}"
-        );
+        assert_eq!(verify(here, SALT, LSN).err(), Some(bad), "byte {at} = {byte} of {record:?}");
     }
 }
 
 #[test]
 fn what_verifies_can_be_written_again_even_at_the_bounds() {
     let (longest, payload) = ([7; 255], vec![7; PAYLOAD_BYTES_MAX]);
-    let largest = StateRecord {
-        scope: &longest,
-        id: &longest,
-        payload: &payload,
-        ..state(StateKind::Done)
-    };
+    let largest = StateRecord { scope: &longest, id: &longest, payload: &payload, ..state(StateKind::Done) };
     let mut draft = Draft::state(&largest);
     assert_eq!(draft.len(), RECORD_BYTES_MAX);
     let mut bytes = draft.finish(SALT, LSN, SYNCED_LSN).to_vec();
@@ -325,14 +266,8 @@ fn what_verifies_can_be_written_again_even_at_the_bounds() {
     assert_eq!(verify(&bytes, SALT, LSN).err(), Some(Bad::Malformed));
 
     let mut pad = Draft::pad(PAD_BYTES_MAX);
-    assert_eq!(
-        (pad.len(), pad.finish(SALT, LSN, SYNCED_LSN).len()),
-        (PAD_BYTES_MAX, HEAD_BYTES)
-    );
-    assert_eq!(
-        verify(pad.finish(SALT, LSN, SYNCED_LSN), SALT, LSN).err(),
-        Some(Bad::Length)
-    );
+    assert_eq!((pad.len(), pad.finish(SALT, LSN, SYNCED_LSN).len()), (PAD_BYTES_MAX, HEAD_BYTES));
+    assert_eq!(verify(pad.finish(SALT, LSN, SYNCED_LSN), SALT, LSN).err(), Some(Bad::Length));
 }
 
 #[test]
@@ -348,15 +283,8 @@ fn times_saturate() {
     let mut draft = Draft::state(&record);
     let found = trusted(draft.finish(SALT, LSN, 0), LSN).unwrap();
     assert_eq!(found.reserved_ms, 5 + u64::from(u32::MAX));
-    assert_eq!(
-        (found.mark_ms, found.retention_ms, found.kept_until_ms),
-        (MS_MAX, MS_MAX, MS_MAX)
-    );
-    let early = StateRecord {
-        first_seen_ms: u64::MAX,
-        reserved_ms: 7,
-        ..record
-    };
+    assert_eq!((found.mark_ms, found.retention_ms, found.kept_until_ms), (MS_MAX, MS_MAX, MS_MAX));
+    let early = StateRecord { first_seen_ms: u64::MAX, reserved_ms: 7, ..record };
     let mut draft = Draft::state(&early);
     let found = trusted(draft.finish(SALT, LSN, 0), LSN).unwrap();
     assert_eq!((found.first_seen_ms, found.reserved_ms), (MS_MAX, MS_MAX));
@@ -387,10 +315,7 @@ fn one_draft_serves_many_records_without_allocating() {
     let response = [7; 200];
     let large = vec![7; 1 << 20];
     let mut draft = Draft::new();
-    let done = StateRecord {
-        payload: &response,
-        ..state(StateKind::Done)
-    };
+    let done = StateRecord { payload: &response, ..state(StateKind::Done) };
     draft.refill(&done);
     let first = draft.finish(SALT, LSN, SYNCED_LSN).as_ptr();
     draft.refill(&state(StateKind::Reserved));
@@ -398,19 +323,13 @@ fn one_draft_serves_many_records_without_allocating() {
     draft.refill(&done);
     assert_eq!(draft.finish(SALT, LSN, SYNCED_LSN).as_ptr(), first);
 
-    draft.refill(&StateRecord {
-        payload: &large,
-        ..done
-    });
+    draft.refill(&StateRecord { payload: &large, ..done });
     draft.refill(&done);
     assert_eq!(draft.len(), 320);
     assert!(draft.capacity() <= 64 << 10, "one large response does not pin its size");
     let other_place = draft.finish(1, LSN + 8, SYNCED_LSN).to_vec();
     assert!(verify(&other_place, 1, LSN + 8).is_ok());
-    assert_eq!(
-        draft.finish(SALT, LSN, SYNCED_LSN),
-        Draft::state(&done).finish(SALT, LSN, SYNCED_LSN)
-    );
+    assert_eq!(draft.finish(SALT, LSN, SYNCED_LSN), Draft::state(&done).finish(SALT, LSN, SYNCED_LSN));
 }
 
 #[test]
@@ -427,23 +346,10 @@ fn nothing_printed_shows_a_key_or_a_response() {
 #[test]
 fn faults_read_as_sentences() {
     let faults = [Bad::Blank, Bad::Head, Bad::Length, Bad::Body, Bad::Malformed].map(|bad| bad.to_string());
-    let headers = [
-        HeaderFault::Blank,
-        HeaderFault::Foreign,
-        HeaderFault::Version(9),
-        HeaderFault::Damaged,
-    ]
-    .map(|fault| fault.to_string());
-    let stores = [
-        StoreFileFault::Foreign,
-        StoreFileFault::Version(9),
-        StoreFileFault::Damaged,
-    ];
-    for told in faults
-        .into_iter()
-        .chain(headers)
-        .chain(stores.map(|fault| fault.to_string()))
-    {
+    let headers = [HeaderFault::Blank, HeaderFault::Foreign, HeaderFault::Version(9), HeaderFault::Damaged]
+        .map(|fault| fault.to_string());
+    let stores = [StoreFileFault::Foreign, StoreFileFault::Version(9), StoreFileFault::Damaged];
+    for told in faults.into_iter().chain(headers).chain(stores.map(|fault| fault.to_string())) {
         assert!(told.contains(' ') && !told.ends_with('.'), "{told}");
     }
 }

@@ -101,10 +101,7 @@ impl Bucket {
 
     /// Clears all marks, and tells which there were.
     pub(super) fn take_marks(&mut self) -> u64 {
-        self.0
-            .iter_mut()
-            .fold(0, |all, word| all | mem::replace(word, *word & !MARKS))
-            & MARKS
+        self.0.iter_mut().fold(0, |all, word| all | mem::replace(word, *word & !MARKS)) & MARKS
     }
 }
 
@@ -148,10 +145,7 @@ fn distance(word: u64, oldest_live: u64) -> u64 {
 /// The address in a live slot.
 pub(super) fn address(word: u64, oldest_live: u64) -> Address {
     let offset = u32::try_from((word & OFFSET_MASK) << 3).expect("23 + 3 bits");
-    Address {
-        segment: oldest_live + distance(word, oldest_live),
-        offset,
-    }
+    Address { segment: oldest_live + distance(word, oldest_live), offset }
 }
 
 /// The bits of a slot's address.
@@ -180,10 +174,7 @@ pub(super) fn pack(address: Address) -> u64 {
 /// If no record can lie there, or if it would not be found to be alive.
 pub(super) fn pack_checked(address: Address, oldest_live: u64) -> u64 {
     let Address { segment, offset } = address;
-    assert!(
-        offset % 8 == 0 && offset < OFFSET_END,
-        "no record starts at offset {offset}"
-    );
+    assert!(offset % 8 == 0 && offset < OFFSET_END, "no record starts at offset {offset}");
     let ahead = segment.checked_sub(oldest_live);
     assert!(
         ahead.is_some_and(|ahead| ahead < SEGMENT_SPAN_MAX),

@@ -15,11 +15,7 @@ struct Log {
 
 impl Log {
     fn starting_at(first: u64) -> Self {
-        Self {
-            first,
-            oldest_live: first,
-            segments: vec![Vec::new()],
-        }
+        Self { first, oldest_live: first, segments: vec![Vec::new()] }
     }
 
     fn newest(&self) -> u64 {
@@ -30,10 +26,7 @@ impl Log {
         let segment = self.newest();
         let keys = self.segments.last_mut().unwrap();
         keys.push(key);
-        Address {
-            segment,
-            offset: OFFSET_FIRST + 8 * u32::try_from(keys.len() - 1).unwrap(),
-        }
+        Address { segment, offset: OFFSET_FIRST + 8 * u32::try_from(keys.len() - 1).unwrap() }
     }
 
     fn holds(&self, address: Address, key: u64) -> bool {
@@ -53,31 +46,19 @@ struct Pair {
 
 impl Pair {
     fn new(index: IndexShard, segment: u64, hash: fn(u64) -> u64) -> Self {
-        Self {
-            index,
-            model: HashMap::new(),
-            log: Log::starting_at(segment),
-            hash,
-        }
+        Self { index, model: HashMap::new(), log: Log::starting_at(segment), hash }
     }
 
     fn find(&self, key: u64) -> Option<Found> {
-        let found = self.index.find((self.hash)(key), self.log.oldest_live, |address| {
-            self.log.holds(address, key)
-        });
-        assert_eq!(
-            found.map(|found| found.address),
-            self.model.get(&key).copied(),
-            "key {key}"
-        );
+        let found = self.index.find((self.hash)(key), self.log.oldest_live, |address| self.log.holds(address, key));
+        assert_eq!(found.map(|found| found.address), self.model.get(&key).copied(), "key {key}");
         found
     }
 
     fn publish(&mut self, key: u64) {
         let found = self.find(key);
         let address = self.log.append(key);
-        self.index
-            .publish((self.hash)(key), self.log.oldest_live, found, address);
+        self.index.publish((self.hash)(key), self.log.oldest_live, found, address);
         self.model.insert(key, address);
     }
 
@@ -106,11 +87,7 @@ impl Pair {
         for key in self.model.keys() {
             self.find(*key);
         }
-        let mut held: Vec<_> = self
-            .index
-            .addresses(oldest_live)
-            .map(|at| (at.segment, at.offset))
-            .collect();
+        let mut held: Vec<_> = self.index.addresses(oldest_live).map(|at| (at.segment, at.offset)).collect();
         let mut expected: Vec<_> = self.model.values().map(|at| (at.segment, at.offset)).collect();
         held.sort_unstable();
         expected.sort_unstable();
@@ -136,31 +113,16 @@ impl Pair {
             }
         }
         assert_eq!(index.taken, taken);
-        assert!(
-            index
-                .stash
-                .iter()
-                .all(|stashed| slot::is_live(stashed.word, index.clean_since))
-        );
-        for stashed in index
-            .stash
-            .iter()
-            .filter(|stashed| slot::is_live(stashed.word, oldest_live))
-        {
-            let marks = index
-                .bucket(index.home(stashed.position))
-                .marks(slot::class(stashed.position));
+        assert!(index.stash.iter().all(|stashed| slot::is_live(stashed.word, index.clean_since)));
+        for stashed in index.stash.iter().filter(|stashed| slot::is_live(stashed.word, oldest_live)) {
+            let marks = index.bucket(index.home(stashed.position)).marks(slot::class(stashed.position));
             assert!(marks & STASHED != 0);
         }
     }
 
     /// Buckets that a miss reads on average.
     fn buckets_per_miss(&self) -> f64 {
-        let classes = self
-            .index
-            .buckets
-            .iter()
-            .flat_map(|bucket| (0..SLOTS).map(|class| bucket.marks(class)));
+        let classes = self.index.buckets.iter().flat_map(|bucket| (0..SLOTS).map(|class| bucket.marks(class)));
         let later = classes.filter(|marks| marks & LATER != 0).count();
         1.0 + (NEAR - 1) as f64 * later as f64 / self.index.slot_count() as f64
     }
@@ -257,11 +219,7 @@ fn growth_keeps_every_key_and_waits_until_the_buckets_are_filled() {
         let before = (pair.index.level, pair.index.slot_count());
         pair.publish(key);
         if pair.index.level > before.0 {
-            assert!(
-                key * 100 >= to_u64(before.1) * 93,
-                "grew from {} slots at {key} keys",
-                before.1
-            );
+            assert!(key * 100 >= to_u64(before.1) * 93, "grew from {} slots at {key} keys", before.1);
             pair.check();
         }
     }
@@ -282,10 +240,7 @@ fn a_constant_hash_is_right_and_does_not_grow_the_buckets() {
     }
     pair.check();
     pair.index.sweep(1);
-    assert_eq!(
-        pair.index.addresses(1).count() + pair.index.taken + pair.index.stash.len(),
-        0
-    );
+    assert_eq!(pair.index.addresses(1).count() + pair.index.taken + pair.index.stash.len(), 0);
     assert!(pair.index.buckets.iter().all(|bucket| bucket.0 == [0; SLOTS]));
 }
 
@@ -296,15 +251,7 @@ fn growth_ends_with_the_tag() {
     assert_eq!(to_u64(index.home(position)), constant(0) & TAG_MASK);
     index.taken = index.slot_count();
     for offset in 1..=200 {
-        index.publish(
-            constant(0),
-            1,
-            None,
-            Address {
-                segment: 1,
-                offset: 8 * offset,
-            },
-        );
+        index.publish(constant(0), 1, None, Address { segment: 1, offset: 8 * offset });
     }
     assert_eq!(index.level, TAG_BITS);
     assert_eq!(index.len(1), 200);
@@ -318,14 +265,8 @@ fn a_planned_shard_keeps_to_its_memory_and_a_miss_to_its_buckets() {
         let bytes_per_key = pair.index.bytes() as f64 / keys as f64;
         assert!(bytes_per_key <= 9.9, "{bytes_per_key} bytes a key at {keys} keys");
         let buckets_per_miss = pair.buckets_per_miss();
-        assert!(
-            buckets_per_miss <= 1.35,
-            "{buckets_per_miss} buckets a miss at {keys} keys"
-        );
-        assert_eq!(
-            pair.index.bytes(),
-            IndexShard::planned(keys).with_room_for(keys).bytes()
-        );
+        assert!(buckets_per_miss <= 1.35, "{buckets_per_miss} buckets a miss at {keys} keys");
+        assert_eq!(pair.index.bytes(), IndexShard::planned(keys).with_room_for(keys).bytes());
     }
 }
 
@@ -344,10 +285,7 @@ fn windows_pass_through_a_planned_shard_without_growth() {
             while !pair.index.sweep_some(pair.log.oldest_live, 50) {}
         }
         let buckets_per_miss = pair.buckets_per_miss();
-        assert!(
-            round < segments || buckets_per_miss <= 1.5,
-            "{buckets_per_miss} buckets a miss"
-        );
+        assert!(round < segments || buckets_per_miss <= 1.5, "{buckets_per_miss} buckets a miss");
     }
     pair.check();
     assert!(pair.index.bytes() as f64 / keys as f64 <= 9.9);
@@ -398,21 +336,14 @@ fn segment_numbers_wrap_many_times() {
             index.sweep(oldest_live);
         }
         for ahead in [0, 999, 20_000, SEGMENT_SPAN_MAX - 1] {
-            let address = Address {
-                segment: oldest_live + ahead,
-                offset: OFFSET_END - 8,
-            };
+            let address = Address { segment: oldest_live + ahead, offset: OFFSET_END - 8 };
             let key = step * 4 + ahead % 7;
             assert!(index.find(mixed(key), oldest_live, |_| false).is_none());
             index.publish(mixed(key), oldest_live, None, address);
             newest.push((key, address));
         }
         for (key, address) in &newest {
-            assert!(
-                index
-                    .find(mixed(*key), oldest_live, |other| other == *address)
-                    .is_some()
-            );
+            assert!(index.find(mixed(*key), oldest_live, |other| other == *address).is_some());
         }
         assert_eq!(index.len(oldest_live), newest.len());
     }
@@ -421,27 +352,13 @@ fn segment_numbers_wrap_many_times() {
 #[test]
 fn an_oldest_live_segment_that_lags_behind_does_no_harm() {
     let mut index = IndexShard::new(1);
-    let address = Address {
-        segment: 100,
-        offset: 0,
-    };
+    let address = Address { segment: 100, offset: 0 };
     index.publish(7, 90, None, address);
     index.sweep(95);
     let found = index.find(7, 60, |other| other == address);
-    index.publish(
-        7,
-        60,
-        found,
-        Address {
-            segment: 101,
-            offset: 8,
-        },
-    );
+    index.publish(7, 60, found, Address { segment: 101, offset: 8 });
     index.sweep(60);
-    let newest = Address {
-        segment: 101,
-        offset: 8,
-    };
+    let newest = Address { segment: 101, offset: 8 };
     assert_eq!(index.addresses(101).collect::<Vec<_>>(), [newest]);
 
     let mut index = IndexShard::new(2);
@@ -460,15 +377,7 @@ fn a_sweep_that_is_overdue_is_found_out() {
     for oldest_live in [2, 1 + SEGMENT_SPAN_MAX] {
         assert!(index.find(7, oldest_live, |_| true).is_none());
     }
-    index.publish(
-        8,
-        2 + SEGMENT_SPAN_MAX,
-        None,
-        Address {
-            segment: 2 + SEGMENT_SPAN_MAX,
-            offset: 8,
-        },
-    );
+    index.publish(8, 2 + SEGMENT_SPAN_MAX, None, Address { segment: 2 + SEGMENT_SPAN_MAX, offset: 8 });
 }
 
 #[test]

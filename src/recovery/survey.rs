@@ -57,19 +57,14 @@ impl Scan {
     pub(super) fn run(found: &Found, header: &SegmentHeader) -> Result<Scan, Error> {
         let bytes = usize::try_from(header.segment_bytes).map_err(|_| too_long(found))?;
         let mut buffer = vec![0; bytes];
-        let read = found
-            .data
-            .read_at(0, &mut buffer)
-            .map_err(|error| Error::io(format!("reading {}", found.name), error))?;
+        let read =
+            found.data.read_at(0, &mut buffer).map_err(|error| Error::io(format!("reading {}", found.name), error))?;
         buffer.truncate(read);
         Self::of_bytes(found, header, &buffer)
     }
 
     fn of_bytes(found: &Found, header: &SegmentHeader, buffer: &[u8]) -> Result<Scan, Error> {
-        let mut scan = Scan {
-            end: format::DATA_START,
-            ..Scan::default()
-        };
+        let mut scan = Scan { end: format::DATA_START, ..Scan::default() };
         let mut hole: Option<Hole> = None;
         let mut offset = format::DATA_START;
         while let Some(bytes) = usize::try_from(offset).ok().and_then(|from| buffer.get(from..)) {
@@ -108,28 +103,17 @@ impl Scan {
                 }
                 Err(bad) => {
                     let torn = matches!(bad, Bad::Body | Bad::Malformed);
-                    let hole = hole.get_or_insert(Hole {
-                        from_lsn: lsn,
-                        offset,
-                        bad,
-                        torn: false,
-                    });
+                    let hole = hole.get_or_insert(Hole { from_lsn: lsn, offset, bad, torn: false });
                     hole.torn |= torn;
                     offset += format::UNIT_BYTES as u64;
                 }
             }
         }
         // Room behind an end mark is room that was never used.
-        let ended = scan
-            .closed
-            .is_some_and(|(lsn, _)| header.first_lsn + scan.end == lsn + format::CLOSED_BYTES as u64);
+        let ended =
+            scan.closed.is_some_and(|(lsn, _)| header.first_lsn + scan.end == lsn + format::CLOSED_BYTES as u64);
         if hole.is_none() && offset < header.segment_bytes {
-            hole = Some(Hole {
-                from_lsn: header.first_lsn + offset,
-                offset,
-                bad: Bad::Blank,
-                torn: false,
-            });
+            hole = Some(Hole { from_lsn: header.first_lsn + offset, offset, bad: Bad::Blank, torn: false });
         }
         if !ended {
             scan.holes.extend(hole);
@@ -200,11 +184,7 @@ impl Survey {
                     // A file that a crash left before its first header was durable, or that was never one.
                     None if found.never_lived() => survey.spares.extend(spare(&found)),
                     None => {
-                        return Err(Error::corrupt(
-                            &found.name,
-                            0,
-                            "both copies of its header fail their checks",
-                        ));
+                        return Err(Error::corrupt(&found.name, 0, "both copies of its header fail their checks"));
                     }
                 },
             }
@@ -214,23 +194,12 @@ impl Survey {
             [(_, one), (found, other)] if one.number == other.number => Some(found),
             _ => None,
         }) {
-            return Err(Error::corrupt(
-                &twice.name,
-                0,
-                "another file carries the same segment number",
-            ));
+            return Err(Error::corrupt(&twice.name, 0, "another file carries the same segment number"));
         }
         survey.drop_void(&mut lives)?;
         survey.link(lives, store.run_number)?;
-        if survey
-            .chain
-            .last()
-            .is_none_or(|link| link.header.number < store.run_number)
-        {
-            let reason = format!(
-                "segment {}, with which the latest run began, is missing",
-                store.run_number
-            );
+        if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
+            let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
             return Err(Error::corrupt(STORE_FILE, 0, &reason));
         }
         survey.claims();
@@ -239,9 +208,7 @@ impl Survey {
 
     fn note_header(&mut self, found: &Found, header: &SegmentHeader) {
         self.newest_number = self.newest_number.max(header.number);
-        self.next_first_lsn = self
-            .next_first_lsn
-            .max(header.first_lsn.saturating_add(header.segment_bytes));
+        self.next_first_lsn = self.next_first_lsn.max(header.first_lsn.saturating_add(header.segment_bytes));
         self.oldest_live = self.oldest_live.max(header.oldest_live);
         self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
         self.header_copies_bad += u64::from(found.copies_bad);
@@ -269,19 +236,13 @@ impl Survey {
             for (found, header) in &group {
                 scans.push(Scan::run(found, header)?);
             }
-            let parts: Vec<_> = group
-                .iter()
-                .zip(&scans)
-                .map(|((found, header), scan)| (found, header, scan))
-                .collect();
+            let parts: Vec<_> = group.iter().zip(&scans).map(|((found, header), scan)| (found, header, scan)).collect();
             if sealed(&parts)? {
                 lives.extend(group);
                 return Ok(());
             }
             let first_lsn = group.first().map_or(0, |(_, header)| header.first_lsn);
-            let worked = scans
-                .iter()
-                .any(|scan| scan.synced_lsn > first_lsn || scan.closed.is_some());
+            let worked = scans.iter().any(|scan| scan.synced_lsn > first_lsn || scan.closed.is_some());
             if let (true, Some((found, _))) = (worked, group.first()) {
                 return Err(Error::corrupt(
                     &found.name,
@@ -315,11 +276,7 @@ impl Survey {
         self.chain.reverse();
         // The store file names a run only once its seal is durable, and with it what that run gave up.
         for (found, header) in &lives {
-            let spares = if header.number < run_number {
-                &mut self.spares
-            } else {
-                &mut self.spares_late
-            };
+            let spares = if header.number < run_number { &mut self.spares } else { &mut self.spares_late };
             spares.extend(spare(found));
         }
         for link in &self.chain {
@@ -367,16 +324,9 @@ impl Survey {
             let of_run = |link: &&Link| link.header.run_id == first.header.run_id && link.header.role == Role::Recovery;
             let count = rest.iter().take_while(of_run).count();
             let (group, behind) = rest.split_at(count.max(1));
-            let parts: Vec<_> = group
-                .iter()
-                .map(|link| (&link.found, &link.header, &link.scan))
-                .collect();
+            let parts: Vec<_> = group.iter().map(|link| (&link.found, &link.header, &link.scan)).collect();
             if count > 0 && !self.replaced.contains(first.header.first_lsn) && !sealed(&parts)? {
-                return Err(Error::corrupt(
-                    &first.found.name,
-                    format::DATA_START,
-                    "the seal of a recovery is missing",
-                ));
+                return Err(Error::corrupt(&first.found.name, format::DATA_START, "the seal of a recovery is missing"));
             }
             rest = behind;
         }
@@ -392,20 +342,15 @@ impl Survey {
             .closed
             .is_some_and(|(lsn, _)| last.header.first_lsn + last.scan.end == lsn + format::CLOSED_BYTES as u64);
         ended
-            && !self.chain.iter().any(|link| {
-                link.scan
-                    .holes
-                    .iter()
-                    .any(|hole| hole.torn && !self.replaced.contains(hole.from_lsn))
-            })
+            && !self
+                .chain
+                .iter()
+                .any(|link| link.scan.holes.iter().any(|hole| hole.torn && !self.replaced.contains(hole.from_lsn)))
     }
 
     /// From where on the log is copied: the known synced LSN, or the first of the nearly empty segments at its end.
     pub(super) fn cut_lsn(&self) -> u64 {
-        let oldest = self
-            .chain
-            .first()
-            .map_or((0, 0), |link| (link.header.number, link.header.first_lsn));
+        let oldest = self.chain.first().map_or((0, 0), |link| (link.header.number, link.header.first_lsn));
         if self.newest_number - oldest.0 >= index::SEGMENT_SPAN_MAX / 2 {
             // So many openings since the oldest segment began that its number would soon be too far back.
             return oldest.1;
@@ -443,10 +388,7 @@ impl Survey {
 /// The file of a segment that no longer counts.
 fn spare(found: &Found) -> Option<Spare> {
     let bytes = found.data.len();
-    (bytes > format::DATA_START && bytes <= index::OFFSET_END.into()).then(|| Spare {
-        name: found.name.clone(),
-        bytes,
-    })
+    (bytes > format::DATA_START && bytes <= index::OFFSET_END.into()).then(|| Spare { name: found.name.clone(), bytes })
 }
 
 /// Whether the segments of one recovery hold its `Sealed`, and all the copies that it counts.

@@ -94,12 +94,7 @@ impl FileStorage {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = File::from(retry_on_intr(|| rustix::fs::open(directory, flags, Mode::empty()))?);
-        Ok(Self {
-            directory,
-            append_mode,
-            lock: Mutex::new(Weak::new()),
-            open: Mutex::new(BTreeMap::new()),
-        })
+        Ok(Self { directory, append_mode, lock: Mutex::new(Weak::new()), open: Mutex::new(BTreeMap::new()) })
     }
 
     fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
@@ -107,19 +102,14 @@ impl FileStorage {
         // Without NONBLOCK a pipe under this name would hold the caller until somebody writes into it.
         let flags = flags | OFlags::NONBLOCK;
         let mode = Mode::from_raw_mode(0o666);
-        Ok(File::from(retry_on_intr(|| {
-            rustix::fs::openat(&self.directory, name, flags | OFlags::CLOEXEC, mode)
-        })?))
+        Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.directory, name, flags | OFlags::CLOEXEC, mode))?))
     }
 
     /// Maps a file and hands it out; `open` are the segments open under its name.
     fn map(&self, name: &str, file: File, access: Access, open: &mut Vec<Opened>) -> io::Result<Arc<dyn Segment>> {
         let found = file.metadata()?;
         if !found.is_file() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{name} is not a file"),
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a file")));
         }
         let bytes = found.len();
         let region_bytes = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
@@ -147,10 +137,7 @@ impl FileStorage {
             coherent: AtomicBool::new(false),
             _lock: lock,
         });
-        open.push(Opened {
-            access,
-            segment: Arc::downgrade(&segment),
-        });
+        open.push(Opened { access, segment: Arc::downgrade(&segment) });
         Ok(segment)
     }
 
@@ -168,10 +155,7 @@ impl FileStorage {
     fn remove_part(&self, name: &str, why: io::Error) -> io::Error {
         match self.remove(name) {
             Ok(()) => why,
-            Err(also) => io::Error::new(
-                why.kind(),
-                format!("{why}; what was made of {name} was not removed: {also}"),
-            ),
+            Err(also) => io::Error::new(why.kind(), format!("{why}; what was made of {name} was not removed: {also}")),
         }
     }
 }
@@ -207,8 +191,7 @@ impl Storage for FileStorage {
     fn read(&self, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
         let file = self.open_file(name, OFlags::RDONLY)?;
         let mut bytes = Vec::new();
-        file.take((bytes_max as u64).saturating_add(1))
-            .read_to_end(&mut bytes)?;
+        file.take((bytes_max as u64).saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() > bytes_max {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
@@ -239,8 +222,7 @@ impl Storage for FileStorage {
         }
         // Exclusive: a file that is there already is somebody's, and must not be removed when this fails.
         let file = self.open_file(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-        self.fill_segment(name, file, bytes)
-            .map_err(|why| self.remove_part(name, why))
+        self.fill_segment(name, file, bytes).map_err(|why| self.remove_part(name, why))
     }
 
     fn open_segment(&self, name: &str, access: Access) -> io::Result<Arc<dyn Segment>> {
@@ -251,14 +233,8 @@ impl Storage for FileStorage {
         let mut open = self.open.lock();
         let open = open.entry(name.to_owned()).or_default();
         open.retain(|opened| opened.segment.strong_count() > 0);
-        if open
-            .iter()
-            .any(|opened| access == Access::NewLife || opened.access == Access::NewLife)
-        {
-            return Err(io::Error::new(
-                io::ErrorKind::ResourceBusy,
-                format!("segment {name} is still open"),
-            ));
+        if open.iter().any(|opened| access == Access::NewLife || opened.access == Access::NewLife) {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("segment {name} is still open")));
         }
         let file = self.open_file(name, flags)?;
         self.map(name, file, access, open)
@@ -266,9 +242,7 @@ impl Storage for FileStorage {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let name = plain(name)?;
-        Ok(retry_on_intr(|| {
-            rustix::fs::unlinkat(&self.directory, name, AtFlags::empty())
-        })?)
+        Ok(retry_on_intr(|| rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()))?)
     }
 
     fn sync_directory(&self) -> io::Result<()> {
@@ -289,10 +263,7 @@ impl FileSegment {
     fn region(&self) -> &Region {
         match &self.region {
             Some(region) => region,
-            None => panic!(
-                "segment {} was opened without the lock of its directory: its bytes may change",
-                self.name
-            ),
+            None => panic!("segment {} was opened without the lock of its directory: its bytes may change", self.name),
         }
     }
 
@@ -321,12 +292,7 @@ impl Segment for FileSegment {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        assert_eq!(
-            self.access,
-            Access::NewLife,
-            "segment {} is open for reading only",
-            self.name
-        );
+        assert_eq!(self.access, Access::NewLife, "segment {} is open for reading only", self.name);
         let claim = self.region().claim(offset, bytes.len());
         match self.append_mode {
             AppendMode::Mapped => claim.write(bytes),
@@ -336,11 +302,7 @@ impl Segment for FileSegment {
                 claim.publish();
             }
         }
-        if self.coherent.load(Ordering::Relaxed) {
-            Ok(())
-        } else {
-            self.check_coherent(offset, bytes)
-        }
+        if self.coherent.load(Ordering::Relaxed) { Ok(()) } else { self.check_coherent(offset, bytes) }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -379,11 +341,7 @@ fn not_locked() -> io::Error {
 /// A name that stays within the directory.
 fn plain(name: &str) -> io::Result<&str> {
     let odd = name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\', '\0']);
-    if odd {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name"))
-    } else {
-        Ok(name)
-    }
+    if odd { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name")) } else { Ok(name) }
 }
 
 /// Makes a directory and those above it, and the entry of each durable.

@@ -84,21 +84,11 @@ enum Plan {
 impl Crashes {
     /// The images of `disk` as it is; they get the settings of `settings`.
     pub(super) fn new(disk: Disk, settings: SimDisk, unit_bytes: usize) -> Self {
-        let mut crashes = Self {
-            disk,
-            settings,
-            versions: Vec::new(),
-            order: Vec::new(),
-            files: Vec::new(),
-            changes: Vec::new(),
-        };
+        let mut crashes =
+            Self { disk, settings, versions: Vec::new(), order: Vec::new(), files: Vec::new(), changes: Vec::new() };
         let mut dated = Vec::new();
-        let files: Vec<(FileNumber, Arc<SimFile>)> = crashes
-            .disk
-            .files
-            .iter()
-            .map(|(number, file)| (*number, file.clone()))
-            .collect();
+        let files: Vec<(FileNumber, Arc<SimFile>)> =
+            crashes.disk.files.iter().map(|(number, file)| (*number, file.clone())).collect();
         for (number, file) in files {
             crashes.add_file(number, &file, unit_bytes, &mut dated);
         }
@@ -118,18 +108,11 @@ impl Crashes {
     }
 
     fn add_file(&mut self, number: FileNumber, file: &SimFile, unit_bytes: usize, dated: &mut Vec<(u64, usize)>) {
-        let mut dirty = DirtyFile {
-            number,
-            length: None,
-            pieces: Vec::new(),
-        };
+        let mut dirty = DirtyFile { number, length: None, pieces: Vec::new() };
         if file.bytes != file.platter.len() {
             let choice = self.add_choice();
             // A length comes to be with the first write behind the old end or, without one, before all that is there.
-            let grown = file
-                .writes
-                .iter()
-                .find(|write| write.offset + write.bytes.len() > file.platter.len());
+            let grown = file.writes.iter().find(|write| write.offset + write.bytes.len() > file.platter.len());
             dated.push((grown.map_or(0, |write| write.step), choice));
             dirty.length = Some(choice);
         }
@@ -150,13 +133,7 @@ impl Crashes {
                 let choice = *choice_of_unit.get(&piece.unit).expect("a choice made above");
                 dated.push((write.step, choice));
                 let write = write.bytes.clone();
-                dirty.pieces.push(DirtyPiece {
-                    choice,
-                    version,
-                    start: piece.start,
-                    write,
-                    part: piece.part,
-                });
+                dirty.pieces.push(DirtyPiece { choice, version, start: piece.start, write, part: piece.part });
             }
         }
         if dirty.length.is_some() || !dirty.pieces.is_empty() {
@@ -167,9 +144,7 @@ impl Crashes {
     /// How many different picks there are; `None` when more than fit.
     #[must_use]
     pub fn count(&self) -> Option<u64> {
-        self.versions
-            .iter()
-            .try_fold(1_u64, |product, versions| product.checked_mul(u64::from(*versions)))
+        self.versions.iter().try_fold(1_u64, |product, versions| product.checked_mul(u64::from(*versions)))
     }
 
     /// The disk on which nothing got through that was not synced.
@@ -203,20 +178,9 @@ impl Crashes {
     pub fn images(self, limit: u64) -> CrashImages {
         let (plan, end) = match self.count() {
             Some(count) if count <= limit => (Plan::All, count),
-            _ => (
-                Plan::Sample {
-                    telling: self.telling_count().min(limit.div_ceil(2)),
-                },
-                limit,
-            ),
+            _ => (Plan::Sample { telling: self.telling_count().min(limit.div_ceil(2)) }, limit),
         };
-        CrashImages {
-            crashes: Arc::new(self),
-            plan,
-            next: 0,
-            end,
-            picks: Vec::new(),
-        }
+        CrashImages { crashes: Arc::new(self), plan, next: 0, end, picks: Vec::new() }
     }
 
     fn telling_count(&self) -> u64 {
@@ -361,10 +325,7 @@ impl DirtyFile {
         let bytes = Arc::get_mut(&mut platter).expect("a new copy has one owner");
         for piece in &self.pieces {
             if pick(piece.choice) >= piece.version {
-                let part = piece
-                    .write
-                    .get(piece.part.clone())
-                    .expect("a piece is a part of its write");
+                let part = piece.write.get(piece.part.clone()).expect("a piece is a part of its write");
                 copy_into(bytes, piece.start, part);
             }
         }

@@ -59,15 +59,8 @@ fn header(bytes: &[u8]) {
     for copy in 0..2 {
         match SegmentHeader::decode(bytes, copy) {
             Ok(header) => {
-                assert!(
-                    bytes.starts_with(&header.encode(copy)),
-                    "a header copy has one encoding"
-                );
-                assert_eq!(
-                    SegmentHeader::decode(bytes, 1 - copy),
-                    Err(HeaderFault::Damaged),
-                    "one copy is one copy"
-                );
+                assert!(bytes.starts_with(&header.encode(copy)), "a header copy has one encoding");
+                assert_eq!(SegmentHeader::decode(bytes, 1 - copy), Err(HeaderFault::Damaged), "one copy is one copy");
             }
             Err(HeaderFault::Version(version)) => assert_ne!(version, format::VERSION, "this version is known"),
             Err(HeaderFault::Blank) => assert!(bytes.iter().take(format::HEADER_BYTES).all(|byte| *byte == 0)),
@@ -92,35 +85,15 @@ fn records(bytes: &[u8], salt: u64, lsn: u64) {
 
 /// What was read lies within the bytes, and every other way to read it gives the same.
 fn sound(seen: &Seen<'_>, bytes: &[u8], salt: u64, lsn: u64) {
-    assert!(
-        seen.len >= format::HEAD_BYTES && seen.len.is_multiple_of(format::UNIT_BYTES),
-        "{seen:?}"
-    );
-    assert_eq!(
-        bytes.get(..seen.len),
-        Some(seen.bytes),
-        "a record lies within the bytes"
-    );
-    assert!(
-        seen.behind.unwrap_or_default() <= lsn,
-        "nothing is synced before LSN 0: {seen:?}"
-    );
-    assert_eq!(
-        verify(seen.bytes, salt, lsn),
-        Ok(*seen),
-        "what follows a record says nothing about it"
-    );
+    assert!(seen.len >= format::HEAD_BYTES && seen.len.is_multiple_of(format::UNIT_BYTES), "{seen:?}");
+    assert_eq!(bytes.get(..seen.len), Some(seen.bytes), "a record lies within the bytes");
+    assert!(seen.behind.unwrap_or_default() <= lsn, "nothing is synced before LSN 0: {seen:?}");
+    assert_eq!(verify(seen.bytes, salt, lsn), Ok(*seen), "what follows a record says nothing about it");
     match seen.record {
         Record::State(state) => {
             assert_eq!(trusted(bytes, lsn), Ok(state), "trusted and verified are the same");
-            assert!(
-                state.token > 0 && state.token <= lsn,
-                "a token is of this record or an earlier one: {state:?}"
-            );
-            assert!(
-                (1..=255).contains(&state.id.len()) && state.scope.len() <= 255,
-                "{state:?}"
-            );
+            assert!(state.token > 0 && state.token <= lsn, "a token is of this record or an earlier one: {state:?}");
+            assert!((1..=255).contains(&state.id.len()) && state.scope.len() <= 255, "{state:?}");
         }
         Record::Next(_) | Record::Sealed(_) | Record::Closed(_) | Record::Pad => {
             assert!(trusted(bytes, lsn).is_err(), "no state is read out of another record");
@@ -130,18 +103,9 @@ fn sound(seen: &Seen<'_>, bytes: &[u8], salt: u64, lsn: u64) {
 
 /// The record verifies nowhere else, under no other salt, and not when it is cut.
 fn only_here(seen: &Seen<'_>, salt: u64, lsn: u64) {
-    assert!(
-        verify(seen.bytes, salt, lsn ^ 8).is_err(),
-        "a position is told apart from its neighbour"
-    );
-    assert!(
-        verify(seen.bytes, salt ^ 1, lsn).is_err(),
-        "the head check knows the salt"
-    );
-    assert!(
-        verify(seen.bytes, salt ^ 1 << 63, lsn).is_err(),
-        "the checksum knows the salt"
-    );
+    assert!(verify(seen.bytes, salt, lsn ^ 8).is_err(), "a position is told apart from its neighbour");
+    assert!(verify(seen.bytes, salt ^ 1, lsn).is_err(), "the head check knows the salt");
+    assert!(verify(seen.bytes, salt ^ 1 << 63, lsn).is_err(), "the checksum knows the salt");
     if let Some((_, cut)) = seen.bytes.split_last() {
         assert!(verify(cut, salt, lsn).is_err(), "a cut record is none");
     }
@@ -167,10 +131,7 @@ fn encodes_the_same(seen: &Seen<'_>, draft: &mut Draft, salt: u64, lsn: u64) {
     let synced_lsn = seen.behind.map_or(0, |behind| lsn - behind);
     let written = draft.finish(salt, lsn, synced_lsn);
     assert!(seen.bytes.starts_with(written), "a record has one encoding: {seen:?}");
-    assert!(
-        written.len() == seen.len || seen.record == Record::Pad,
-        "a record is written whole: {seen:?}"
-    );
+    assert!(written.len() == seen.len || seen.record == Record::Pad, "a record is written whole: {seen:?}");
 }
 
 /// Makes the check of a store file or header hold. Here and below the specification is followed again, not the code.
@@ -201,11 +162,7 @@ fn repair_record(bytes: &mut [u8], salt: u64, lsn: u64) {
     let [length @ .., kind] = *word;
     let [a, b, c] = length;
     let body_bytes = (u32::from_le_bytes([a, b, c, 0]) as usize * 8).saturating_sub(16);
-    let body = if kind == 19 {
-        &[]
-    } else {
-        body.get(..body_bytes).unwrap_or_default()
-    };
+    let body = if kind == 19 { &[] } else { body.get(..body_bytes).unwrap_or_default() };
 
     let start = u32::try_from(salt_low).expect("it was masked");
     let mut head_crc = crc32fast::Hasher::new_with_initial(start);

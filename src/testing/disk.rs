@@ -67,18 +67,9 @@ pub(super) struct DatedChange {
 /// One change of a directory: durable whole or not at all.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    Link {
-        name: Arc<str>,
-        file: FileNumber,
-    },
-    Unlink {
-        name: Arc<str>,
-    },
-    Rename {
-        from: Arc<str>,
-        to: Arc<str>,
-        file: FileNumber,
-    },
+    Link { name: Arc<str>, file: FileNumber },
+    Unlink { name: Arc<str> },
+    Rename { from: Arc<str>, to: Arc<str>, file: FileNumber },
 }
 
 /// One step of a disk.
@@ -112,13 +103,7 @@ impl Disk {
     /// A disk of which nothing is in the page cache. Files without a name are left out.
     pub(super) fn on_platter(names: Arc<Names>, files: BTreeMap<FileNumber, Arc<SimFile>>) -> Self {
         let next_file = files.last_key_value().map_or(0, |(number, _)| *number);
-        let mut disk = Self {
-            files,
-            names_durable: names.clone(),
-            names,
-            next_file,
-            ..Self::default()
-        };
+        let mut disk = Self { files, names_durable: names.clone(), names, next_file, ..Self::default() };
         disk.forget_nameless(|_| false);
         disk
     }
@@ -140,18 +125,11 @@ impl Disk {
                     self.next_file = self.next_file.max(*file);
                 }
                 change.apply(Arc::make_mut(&mut self.names));
-                self.changes.push(DatedChange {
-                    step,
-                    change: change.clone(),
-                });
+                self.changes.push(DatedChange { step, change: change.clone() });
             }
             Event::Resize { file, bytes } => self.change(*file, |file| file.resize(*bytes)),
             Event::Write { file, offset, bytes } => {
-                let write = Write {
-                    step,
-                    offset: *offset,
-                    bytes: bytes.clone(),
-                };
+                let write = Write { step, offset: *offset, bytes: bytes.clone() };
                 self.change(*file, |file| file.write(write));
             }
             Event::Sync { file, began } => {
@@ -186,10 +164,7 @@ impl Disk {
     pub(super) fn describe(&self, event: &Event) -> String {
         let name = |file: &FileNumber| {
             let named = self.names.iter().find(|(_, number)| *number == file);
-            named.map_or_else(
-                || format!("file {file}, which has no name any more"),
-                |(name, _)| String::from(&**name),
-            )
+            named.map_or_else(|| format!("file {file}, which has no name any more"), |(name, _)| String::from(&**name))
         };
         match event {
             Event::Change(Change::Link { name, .. }) => format!("create {name}"),
@@ -208,11 +183,7 @@ impl Disk {
 
     /// The length of all files together, as it is seen.
     pub(super) fn bytes(&self) -> u64 {
-        self.names
-            .values()
-            .filter_map(|file| self.files.get(file))
-            .map(|file| file.bytes as u64)
-            .sum()
+        self.names.values().filter_map(|file| self.files.get(file)).map(|file| file.bytes as u64).sum()
     }
 
     /// Lets go of files that have no name any more, now or after a power loss, and are not `open`.
@@ -249,11 +220,7 @@ impl Event {
         match self {
             Self::Write { file, offset, bytes } => {
                 let half = bytes.get(..bytes.len() / 2).unwrap_or_default();
-                Self::Write {
-                    file,
-                    offset,
-                    bytes: half.into(),
-                }
+                Self::Write { file, offset, bytes: half.into() }
             }
             Self::Sync { file, began } => Self::SyncFailed { file, began },
             _ => Self::Failed,
@@ -281,12 +248,7 @@ impl Change {
 impl SimFile {
     /// A file that is wholly on the platter.
     pub(super) fn synced(platter: Arc<[u8]>) -> Self {
-        Self {
-            bytes: platter.len(),
-            platter,
-            writes: Vec::new(),
-            forsaken: 0,
-        }
+        Self { bytes: platter.len(), platter, writes: Vec::new(), forsaken: 0 }
     }
 
     /// The bytes as they are seen.
@@ -356,11 +318,7 @@ impl SimFile {
                 if dirty.contains(&piece.unit) {
                     copy_into(platter, piece.start, bytes);
                 } else if at < forsaken {
-                    still_forsaken.push(Write {
-                        step: write.step,
-                        offset: piece.start,
-                        bytes: bytes.into(),
-                    });
+                    still_forsaken.push(Write { step: write.step, offset: piece.start, bytes: bytes.into() });
                 }
             }
         }
@@ -426,12 +384,8 @@ fn copy_overlap(into: &mut [u8], into_offset: usize, from_offset: usize, from: &
     let start = into_offset.max(from_offset);
     let end = (into_offset + into.len()).min(from_offset + from.len());
     if start < end {
-        let into = into
-            .get_mut(start - into_offset..end - into_offset)
-            .expect("the overlap lies in both");
-        let from = from
-            .get(start - from_offset..end - from_offset)
-            .expect("the overlap lies in both");
+        let into = into.get_mut(start - into_offset..end - into_offset).expect("the overlap lies in both");
+        let from = from.get(start - from_offset..end - from_offset).expect("the overlap lies in both");
         into.copy_from_slice(from);
     }
 }

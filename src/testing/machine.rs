@@ -58,10 +58,8 @@ impl Machine {
         };
         self.disk.apply(&event);
         let open = &self.open;
-        self.disk.forget_nameless(|file| {
-            open.iter()
-                .any(|opened| opened.file == file && opened.segment.strong_count() > 0)
-        });
+        self.disk
+            .forget_nameless(|file| open.iter().any(|opened| opened.file == file && opened.segment.strong_count() > 0));
         if let Some(recorded) = &mut self.recorded {
             Arc::make_mut(&mut recorded.events).push(event);
         }
@@ -88,10 +86,7 @@ impl Machine {
 
 impl Fault {
     fn at(faults: &[Self], operation: u64) -> Option<Self> {
-        faults
-            .iter()
-            .find(|fault| (fault.from..fault.until).contains(&operation))
-            .copied()
+        faults.iter().find(|fault| (fault.from..fault.until).contains(&operation)).copied()
     }
 
     fn error(self) -> io::Error {

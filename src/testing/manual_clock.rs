@@ -48,16 +48,8 @@ impl ManualClock {
     /// A clock that shows `wall_ms` milliseconds since the Unix epoch, on a machine that has just started.
     #[must_use]
     pub fn new(wall_ms: u64) -> Self {
-        let hands = Hands {
-            wall_ms,
-            boot_ms: 0,
-            boot: 1,
-            rest: Duration::ZERO,
-            wakes: Vec::new(),
-        };
-        Self {
-            shared: Arc::new(UnmodelledMutex::new(hands)),
-        }
+        let hands = Hands { wall_ms, boot_ms: 0, boot: 1, rest: Duration::ZERO, wakes: Vec::new() };
+        Self { shared: Arc::new(UnmodelledMutex::new(hands)) }
     }
 
     /// Lets time pass, on the wall and since boot, and wakes whoever waits for it before it returns.

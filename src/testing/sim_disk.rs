@@ -140,10 +140,7 @@ impl SimDisk {
 
     fn of(machine: Machine) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                machine: UnmodelledMutex::new(machine),
-                on_step: UnmodelledMutex::new(None),
-            }),
+            shared: Arc::new(Shared { machine: UnmodelledMutex::new(machine), on_step: UnmodelledMutex::new(None) }),
         }
     }
 
@@ -153,12 +150,7 @@ impl SimDisk {
             let machine = self.shared.machine.lock();
             (machine.unit, machine.bytes_max)
         };
-        Self::of(Machine {
-            disk,
-            unit,
-            bytes_max,
-            ..Machine::default()
-        })
+        Self::of(Machine { disk, unit, bytes_max, ..Machine::default() })
     }
 
     /// The same disk, tearing writes at `unit`. Default: [`Tear::Page`].
@@ -189,29 +181,17 @@ impl SimDisk {
     /// Makes the step fail that is taken when [`steps`](Self::steps) is `step`, with an error of the operating system
     /// such as [`EIO`].
     pub fn fail_at(&self, step: u64, raw_os_error: i32) {
-        self.shared.machine.lock().fail_steps.push(Fault {
-            from: step,
-            until: step.saturating_add(1),
-            raw_os_error,
-        });
+        self.shared.machine.lock().fail_steps.push(Fault { from: step, until: step.saturating_add(1), raw_os_error });
     }
 
     /// Makes that step and every later one fail.
     pub fn fail_from(&self, step: u64, raw_os_error: i32) {
-        self.shared.machine.lock().fail_steps.push(Fault {
-            from: step,
-            until: u64::MAX,
-            raw_os_error,
-        });
+        self.shared.machine.lock().fail_steps.push(Fault { from: step, until: u64::MAX, raw_os_error });
     }
 
     /// Makes the read fail that is made when [`reads`](Self::reads) is `read`, and every later one.
     pub fn fail_reads_from(&self, read: u64, raw_os_error: i32) {
-        self.shared.machine.lock().fail_reads.push(Fault {
-            from: read,
-            until: u64::MAX,
-            raw_os_error,
-        });
+        self.shared.machine.lock().fail_reads.push(Fault { from: read, until: u64::MAX, raw_os_error });
     }
 
     /// Takes all faults away. What they did stays done.
@@ -287,10 +267,7 @@ impl SimDisk {
     /// An earlier record is lost.
     pub fn record(&self) {
         let mut machine = self.shared.machine.lock();
-        machine.recorded = Some(Recorded {
-            first: machine.disk.clone(),
-            events: Arc::default(),
-        });
+        machine.recorded = Some(Recorded { first: machine.disk.clone(), events: Arc::default() });
     }
 
     /// The disk as it was after `steps` steps: what was seen, and what was not yet synced.
@@ -301,9 +278,7 @@ impl SimDisk {
     #[must_use]
     pub fn at(&self, steps: u64) -> Self {
         let recorded = self.recorded();
-        let skip = steps
-            .checked_sub(recorded.first.steps)
-            .and_then(|skip| usize::try_from(skip).ok());
+        let skip = steps.checked_sub(recorded.first.steps).and_then(|skip| usize::try_from(skip).ok());
         let events = skip.and_then(|skip| recorded.events.get(..skip));
         let events = events.unwrap_or_else(|| panic!("the moment of {steps} steps is not recorded"));
         let mut disk = recorded.first;
@@ -321,12 +296,7 @@ impl SimDisk {
     #[must_use]
     pub fn moments(&self) -> Moments {
         let recorded = self.recorded();
-        Moments {
-            settings: self.clone(),
-            next: Some(recorded.first),
-            events: recorded.events,
-            applied: 0,
-        }
+        Moments { settings: self.clone(), next: Some(recorded.first), events: recorded.events, applied: 0 }
     }
 
     /// What the recorded step did that was taken when there had been `step` steps, for messages.
@@ -338,9 +308,7 @@ impl SimDisk {
     pub fn describe(&self, step: u64) -> String {
         let recorded = self.recorded();
         let before = self.at(step);
-        let index = step
-            .checked_sub(recorded.first.steps)
-            .and_then(|index| usize::try_from(index).ok());
+        let index = step.checked_sub(recorded.first.steps).and_then(|index| usize::try_from(index).ok());
         let event = index.and_then(|index| recorded.events.get(index));
         let event = event.unwrap_or_else(|| panic!("step {step} is not recorded"));
         let disk = before.shared.machine.lock();
@@ -348,12 +316,7 @@ impl SimDisk {
     }
 
     fn recorded(&self) -> Recorded {
-        self.shared
-            .machine
-            .lock()
-            .recorded
-            .clone()
-            .expect("SimDisk::record was not called")
+        self.shared.machine.lock().recorded.clone().expect("SimDisk::record was not called")
     }
 }
 
@@ -408,8 +371,6 @@ impl fmt::Debug for SimDisk {
 
 impl fmt::Debug for Moments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Moments")
-            .field("applied", &self.applied)
-            .finish_non_exhaustive()
+        f.debug_struct("Moments").field("applied", &self.applied).finish_non_exhaustive()
     }
 }

@@ -43,16 +43,10 @@ impl SimDisk {
         let mut made = 0;
         self.step(Step::Create, |machine| {
             if exclusive && machine.disk.file(name).is_some() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    format!("{name} exists already"),
-                ));
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{name} exists already")));
             }
             made = machine.disk.new_file();
-            Ok(Event::Change(Change::Link {
-                name: name.into(),
-                file: made,
-            }))
+            Ok(Event::Change(Change::Link { name: name.into(), file: made }))
         })?;
         Ok(made)
     }
@@ -60,11 +54,7 @@ impl SimDisk {
     fn write(&self, file: FileNumber, offset: usize, bytes: &[u8]) -> io::Result<()> {
         self.step(Step::Write, |machine| {
             machine.has_room_for(file, offset.saturating_add(bytes.len()))?;
-            Ok(Event::Write {
-                file,
-                offset,
-                bytes: bytes.into(),
-            })
+            Ok(Event::Write { file, offset, bytes: bytes.into() })
         })
     }
 
@@ -77,28 +67,14 @@ impl SimDisk {
     /// Hands a file out as a segment.
     fn hand_out(&self, machine: &mut Machine, file: FileNumber, access: Access) -> io::Result<Arc<dyn Segment>> {
         let lock = machine.lock.upgrade();
-        let newest = machine
-            .disk
-            .files
-            .get(&file)
-            .map(|file| file.newest())
-            .unwrap_or_default();
+        let newest = machine.disk.files.get(&file).map(|file| file.newest()).unwrap_or_default();
         let bytes = match access {
             Access::Read => Bytes::Finished(newest),
             Access::NewLife if lock.is_none() => return Err(not_locked()),
             Access::NewLife => Bytes::Life(Region::heap(newest.to_vec())),
         };
-        let segment = Arc::new(SimSegment {
-            disk: self.clone(),
-            file,
-            bytes,
-            lock,
-        });
-        machine.open.push(Opened {
-            file,
-            access,
-            segment: Arc::downgrade(&segment),
-        });
+        let segment = Arc::new(SimSegment { disk: self.clone(), file, bytes, lock });
+        machine.open.push(Opened { file, access, segment: Arc::downgrade(&segment) });
         Ok(segment)
     }
 }
@@ -140,18 +116,11 @@ impl Storage for SimDisk {
     fn publish(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{name}.tmp");
         let file = self.create_file(&temporary, false)?;
-        let renamed = self
-            .write(file, 0, bytes)
-            .and_then(|()| self.sync_file(file))
-            .and_then(|()| {
-                self.step(Step::Rename, |_| {
-                    Ok(Event::Change(Change::Rename {
-                        from: temporary.as_str().into(),
-                        to: name.into(),
-                        file,
-                    }))
-                })
-            });
+        let renamed = self.write(file, 0, bytes).and_then(|()| self.sync_file(file)).and_then(|()| {
+            self.step(Step::Rename, |_| {
+                Ok(Event::Change(Change::Rename { from: temporary.as_str().into(), to: name.into(), file }))
+            })
+        });
         if let Err(why) = renamed {
             return Err(after_removal(self.remove(&temporary), &temporary, why));
         }
@@ -184,10 +153,7 @@ impl Storage for SimDisk {
         machine.open.retain(|opened| opened.segment.strong_count() > 0);
         let mut others = machine.open.iter().filter(|opened| opened.file == file);
         if others.any(|opened| access == Access::NewLife || opened.access == Access::NewLife) {
-            return Err(io::Error::new(
-                io::ErrorKind::ResourceBusy,
-                format!("segment {name} is still open"),
-            ));
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("segment {name} is still open")));
         }
         self.hand_out(&mut machine, file, access)
     }
@@ -211,10 +177,7 @@ fn missing(name: &str) -> io::Error {
 fn after_removal(removed: io::Result<()>, name: &str, why: io::Error) -> io::Error {
     match removed {
         Ok(()) => why,
-        Err(also) => io::Error::new(
-            why.kind(),
-            format!("{why}; what was made of {name} was not removed: {also}"),
-        ),
+        Err(also) => io::Error::new(why.kind(), format!("{why}; what was made of {name} was not removed: {also}")),
     }
 }
 
@@ -227,9 +190,7 @@ impl Segment for SimSegment {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let Bytes::Life(region) = &self.bytes else {
-            panic!("this segment is open for reading only")
-        };
+        let Bytes::Life(region) = &self.bytes else { panic!("this segment is open for reading only") };
         let claim = region.claim(offset, bytes.len());
         let offset = usize::try_from(offset).expect("an offset within a region in memory");
         self.disk.write(self.file, offset, bytes)?;
@@ -245,21 +206,14 @@ impl Segment for SimSegment {
         let mut machine = self.disk.shared.machine.lock();
         machine.count_read()?;
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        Ok(machine
-            .disk
-            .files
-            .get(&self.file)
-            .map_or(0, |file| file.read(offset, into)))
+        Ok(machine.disk.files.get(&self.file).map_or(0, |file| file.read(offset, into)))
     }
 
     fn view(&self, offset: u64, len: usize) -> &[u8] {
         match &self.bytes {
             Bytes::Life(region) => region.view(offset, len),
             Bytes::Finished(bytes) => {
-                assert!(
-                    self.lock.is_some(),
-                    "a view of a segment opened without the lock of its directory"
-                );
+                assert!(self.lock.is_some(), "a view of a segment opened without the lock of its directory");
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
                 let view = bytes.get(start..start.saturating_add(len));
                 view.unwrap_or_else(|| panic!("view of {len} bytes at {offset}: the file has {}", bytes.len()))
@@ -274,9 +228,6 @@ impl Segment for SimSegment {
 
 impl fmt::Debug for SimSegment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimSegment")
-            .field("file", &self.file)
-            .field("bytes", &self.len())
-            .finish_non_exhaustive()
+        f.debug_struct("SimSegment").field("file", &self.file).field("bytes", &self.len()).finish_non_exhaustive()
     }
 }

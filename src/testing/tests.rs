@@ -26,10 +26,7 @@ fn log_of(disk: &SimDisk) -> Vec<u8> {
 /// All that can be seen of a disk.
 fn seen(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     let names = disk.list().unwrap();
-    names
-        .into_iter()
-        .map(|name| (name.clone(), disk.read(&name, 1 << 20).unwrap()))
-        .collect()
+    names.into_iter().map(|name| (name.clone(), disk.read(&name, 1 << 20).unwrap())).collect()
 }
 
 fn raw<T>(result: io::Result<T>) -> Option<i32> {
@@ -133,11 +130,7 @@ fn a_failed_sync_is_followed_by_one_that_says_ok_and_lies() {
     log.sync().unwrap();
     drop(log);
     assert_eq!(log_of(&disk.crash_all_old()), [0; 4 * 4096]);
-    assert_eq!(
-        disk.crashes().count(),
-        Some(4),
-        "each page may have got through by itself before the sync failed"
-    );
+    assert_eq!(disk.crashes().count(), Some(4), "each page may have got through by itself before the sync failed");
 
     // A page that is written again is written back whole; the other one is still forsaken.
     let log = disk.open_segment("log", Access::NewLife).unwrap();
@@ -182,11 +175,7 @@ fn faults_hit_the_steps_they_are_for_until_they_are_healed() {
     assert_eq!(raw(disk.read("log", 1 << 20)), Some(EIO));
     assert_eq!(raw(disk.list()), Some(EIO));
     assert_eq!(raw(disk.open_segment("log", Access::Read)), Some(EIO));
-    assert_eq!(
-        disk.crash_all_old().list().unwrap(),
-        ["log"],
-        "a crash takes no fault along"
-    );
+    assert_eq!(disk.crash_all_old().list().unwrap(), ["log"], "a crash takes no fault along");
 }
 
 #[test]
@@ -212,10 +201,7 @@ fn a_small_file_that_fails_to_be_published_at_any_step_is_old_or_new() {
         assert_eq!(disk.list().unwrap(), ["small"]);
         for image in disk.images(1000) {
             let found = image.read("small", 10).unwrap();
-            assert!(
-                found == b"old" || (step == 4 && found == b"new"),
-                "step {step}: {found:?}"
-            );
+            assert!(found == b"old" || (step == 4 && found == b"new"), "step {step}: {found:?}");
         }
     }
 }
@@ -257,11 +243,7 @@ fn a_removal_may_be_undone_until_the_directory_is_synced() {
     disk.sync_directory().unwrap();
     assert_eq!(disk.crash_all_old().list().unwrap(), [""; 0]);
     disk.create_segment("log", PAGE).unwrap();
-    assert_eq!(
-        log_of(&disk.crash_all_old()),
-        [0; 4096],
-        "another file of the same name"
-    );
+    assert_eq!(log_of(&disk.crash_all_old()), [0; 4096], "another file of the same name");
 }
 
 #[test]
@@ -313,18 +295,9 @@ fn a_sample_has_the_telling_images_and_is_the_same_each_time() {
     for count in 0..=8 {
         assert!(sample.contains(&in_order(count)), "the first {count} writes");
     }
-    assert_eq!(
-        disk.images(81)
-            .map(|image| log_of(&image))
-            .collect::<BTreeSet<_>>()
-            .len(),
-        81
-    );
+    assert_eq!(disk.images(81).map(|image| log_of(&image)).collect::<BTreeSet<_>>().len(), 81);
     assert_eq!(disk.images(0).count(), 0);
-    assert_eq!(
-        disk.images(1).map(|image| log_of(&image)).next().unwrap(),
-        log_of(&disk.crash_all_old())
-    );
+    assert_eq!(disk.images(1).map(|image| log_of(&image)).next().unwrap(), log_of(&disk.crash_all_old()));
 }
 
 #[test]
@@ -356,11 +329,7 @@ fn a_killed_process_leaves_all_it_wrote_and_nothing_more_durable() {
     let log = after.open_segment("log", Access::NewLife).unwrap();
     log.write_at(PAGE, b"y").unwrap();
     log.sync().unwrap();
-    assert_eq!(
-        log_of(&after.crash_all_old())[0],
-        b'x',
-        "a sync covers what an earlier process wrote"
-    );
+    assert_eq!(log_of(&after.crash_all_old())[0], b'x', "a sync covers what an earlier process wrote");
 }
 
 #[test]
@@ -385,19 +354,9 @@ fn every_moment_can_be_gone_back_to() {
     disk.sync_directory().unwrap();
     note();
     for (moment, (now, old)) in disk.moments().zip(&known) {
-        assert_eq!(
-            (&seen(&moment), &seen(&moment.crash_all_old())),
-            (now, old),
-            "{}",
-            moment.steps()
-        );
+        assert_eq!((&seen(&moment), &seen(&moment.crash_all_old())), (now, old), "{}", moment.steps());
         let again = disk.at(moment.steps());
-        assert_eq!(
-            (&seen(&again), &seen(&again.crash_all_old())),
-            (now, old),
-            "{}",
-            moment.steps()
-        );
+        assert_eq!((&seen(&again), &seen(&again.crash_all_old())), (now, old), "{}", moment.steps());
     }
     assert_eq!(disk.moments().count(), known.len());
     let told: Vec<_> = (first..disk.steps()).map(|step| disk.describe(step)).collect();
@@ -448,9 +407,7 @@ fn what_is_seen_does_not_depend_on_syncs() {
     for seed in 0..300_u64 {
         let mut state = seed;
         let mut random = |below: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
         let (mut disk, mut lock, mut log) = disk_with_log();
@@ -481,21 +438,13 @@ fn what_is_seen_does_not_depend_on_syncs() {
                     let start = usize::try_from(start).unwrap();
                     plain[start..start + bytes.len()].copy_from_slice(&bytes);
                     end = (start + bytes.len()) as u64;
-                    assert_eq!(
-                        log.view(0, start + bytes.len()),
-                        &plain[..start + bytes.len()],
-                        "seed {seed}"
-                    );
+                    assert_eq!(log.view(0, start + bytes.len()), &plain[..start + bytes.len()], "seed {seed}");
                 }
             }
             let mut read = vec![1; 5_000];
             let offset = random(16_384);
             let len = log.read_at(offset, &mut read).unwrap();
-            assert_eq!(
-                read[..len],
-                plain[usize::try_from(offset).unwrap()..][..len],
-                "seed {seed}"
-            );
+            assert_eq!(read[..len], plain[usize::try_from(offset).unwrap()..][..len], "seed {seed}");
             assert_eq!(log_of(&disk), plain, "seed {seed}");
             assert_eq!(log_of(&disk.crash_all_new()), plain, "seed {seed}");
         }

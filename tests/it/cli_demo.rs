@@ -3,11 +3,7 @@
 use std::process::{Command, Output};
 
 fn demo(args: &[&str]) -> (Output, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_keyonce"))
-        .arg("demo")
-        .args(args)
-        .output()
-        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_keyonce")).arg("demo").args(args).output().unwrap();
     let told = String::from_utf8(output.stdout.clone()).unwrap();
     (output, told)
 }
@@ -29,11 +25,7 @@ fn scenes(told: &str) -> Vec<(String, Vec<String>)> {
 #[test]
 fn every_scene_goes_as_told() {
     let (output, told) = demo(&[]);
-    assert!(
-        output.status.success(),
-        "{told}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(told.ends_with("demo: 9 scenes, all as told\n"), "{told}");
     assert!(!told.contains('\x1b'), "colours belong on a terminal alone");
@@ -46,20 +38,7 @@ fn every_scene_goes_as_told() {
             ledgers.map(|charges| charges.matches("EUR").count()).collect()
         })
         .collect();
-    assert_eq!(
-        charges,
-        [
-            vec![0],
-            vec![1],
-            vec![2],
-            vec![1],
-            vec![1],
-            vec![2],
-            vec![1],
-            vec![2],
-            vec![1, 2]
-        ]
-    );
+    assert_eq!(charges, [vec![0], vec![1], vec![2], vec![1], vec![1], vec![2], vec![1], vec![2], vec![1, 2]]);
 }
 
 #[test]
@@ -67,11 +46,7 @@ fn a_service_that_ignores_keys_fails_the_scenes_that_need_them() {
     let (output, told) = demo(&["--ignore-keys"]);
     assert_eq!(output.status.code(), Some(1), "{told}");
     let verdicts: Vec<String> = scenes(&told).into_iter().map(|(verdict, _)| verdict).collect();
-    assert_eq!(
-        verdicts,
-        ["ok", "ok", "ok", "FAILED", "ok", "ok", "FAILED", "ok", "FAILED"],
-        "{told}"
-    );
+    assert_eq!(verdicts, ["ok", "ok", "ok", "FAILED", "ok", "ok", "FAILED", "ok", "FAILED"], "{told}");
     assert!(told.ends_with("demo: 9 scenes, 3 not as told\n"), "{told}");
 }
 
@@ -79,12 +54,6 @@ fn a_service_that_ignores_keys_fails_the_scenes_that_need_them() {
 fn the_switch_that_fails_the_demo_is_documented() {
     let (output, help) = demo(&["--help"]);
     assert!(output.status.success());
-    assert!(
-        help.contains("--ignore-keys") && help.contains("to see the demo fail"),
-        "{help}"
-    );
-    assert!(
-        !help.contains("--serve"),
-        "what the demo uses on itself is hidden: {help}"
-    );
+    assert!(help.contains("--ignore-keys") && help.contains("to see the demo fail"), "{help}");
+    assert!(!help.contains("--serve"), "what the demo uses on itself is hidden: {help}");
 }

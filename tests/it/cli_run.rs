@@ -25,9 +25,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self {
-            dir: tempfile::tempdir().unwrap(),
-        }
+        Self { dir: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -38,11 +36,7 @@ impl Bench {
     fn run<S: AsRef<OsStr>>(&self, key: impl AsRef<OsStr>, options: impl IntoIterator<Item = S>) -> Command {
         let mut keyonce = Command::new(env!("CARGO_BIN_EXE_keyonce"));
         keyonce.current_dir(self.dir.path()).stdin(Stdio::null());
-        keyonce
-            .args(["run", "--dir", "store", "--scope", "jobs", "--key"])
-            .arg(key)
-            .args(options)
-            .arg("--");
+        keyonce.args(["run", "--dir", "store", "--scope", "jobs", "--key"]).arg(key).args(options).arg("--");
         keyonce
     }
 
@@ -55,54 +49,29 @@ impl Bench {
     fn sh_with_input(&self, key: &str, options: &[&str], script: &str, input: &[u8]) -> Output {
         fs::write(self.path("input"), input).unwrap();
         let input = File::open(self.path("input")).unwrap();
-        self.run(key, options)
-            .args(["sh", "-c", script])
-            .stdin(input)
-            .output()
-            .unwrap()
+        self.run(key, options).args(["sh", "-c", script]).stdin(input).output().unwrap()
     }
 
     /// Starts a shell script under a key, and reads the first line that it says.
     fn start(&self, key: &str, options: &[&str], script: &str) -> Started {
         let mut keyonce = self.run(key, options);
-        let mut child = keyonce
-            .args(["sh", "-c", script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            keyonce.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        Started {
-            child,
-            stdout,
-            line: line.trim_end().to_owned(),
-        }
+        Started { child, stdout, line: line.trim_end().to_owned() }
     }
 
     /// How often the scripts of this bench had their effect, which is to add a line to `ledger`.
     fn effects(&self) -> usize {
-        fs::read_to_string(self.path("ledger"))
-            .unwrap_or_default()
-            .lines()
-            .count()
+        fs::read_to_string(self.path("ledger")).unwrap_or_default().lines().count()
     }
 
     /// Makes the FIFO at which scripts wait by `read line <gate`.
     fn gate(&self) -> File {
-        assert!(
-            Command::new("mkfifo")
-                .arg(self.path("gate"))
-                .status()
-                .unwrap()
-                .success()
-        );
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(self.path("gate"))
-            .unwrap()
+        assert!(Command::new("mkfifo").arg(self.path("gate")).status().unwrap().success());
+        OpenOptions::new().read(true).write(true).open(self.path("gate")).unwrap()
     }
 
     /// Opens the store as another process would.
@@ -132,10 +101,7 @@ impl Started {
     fn end(mut self) -> Output {
         let mut stdout = Vec::new();
         self.stdout.read_to_end(&mut stdout).unwrap();
-        Output {
-            stdout,
-            ..self.child.wait_with_output().unwrap()
-        }
+        Output { stdout, ..self.child.wait_with_output().unwrap() }
     }
 }
 
@@ -154,9 +120,7 @@ fn same(first: &Output, again: &Output) -> bool {
 #[test]
 fn a_command_runs_once_and_its_binary_output_is_replayed_byte_for_byte() {
     let bench = Bench::new();
-    let out: Vec<u8> = (0..1 << 20)
-        .map(|at: u32| at.wrapping_mul(2_654_435_761).to_be_bytes()[0])
-        .collect();
+    let out: Vec<u8> = (0..1 << 20).map(|at: u32| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     let err: Vec<u8> = (0..=255).rev().collect();
     fs::write(bench.path("out"), &out).unwrap();
     fs::write(bench.path("err"), &err).unwrap();
@@ -209,19 +173,11 @@ fn a_command_that_cannot_be_started_leaves_its_key_free() {
     let bench = Bench::new();
     fs::write(bench.path("no-program"), "text").unwrap();
     fs::set_permissions(bench.path("no-program"), fs::Permissions::from_mode(0o644)).unwrap();
-    for (program, wanted) in [
-        ("./not-there", 127),
-        ("keyonce-not-on-the-path", 127),
-        ("./no-program", 126),
-        ("/", 126),
-    ] {
+    for (program, wanted) in [("./not-there", 127), ("keyonce-not-on-the-path", 127), ("./no-program", 126), ("/", 126)]
+    {
         let tried = bench.run("k", [""; 0]).arg(program).output().unwrap();
         assert_eq!(status(&tried), wanted, "{program}");
-        assert!(
-            said(&tried).starts_with("keyonce: the command cannot be started: "),
-            "{}",
-            said(&tried)
-        );
+        assert!(said(&tried).starts_with("keyonce: the command cannot be started: "), "{}", said(&tried));
     }
     assert_eq!(status(&bench.sh("k", &[], "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
@@ -233,20 +189,13 @@ fn another_command_line_or_input_under_the_key_is_refused() {
     let script = "echo x >>ledger; cat";
     let first = bench.sh_with_input("k", &["--stdin"], script, b"9.99 EUR\0");
     assert_eq!((status(&first), &first.stdout[..]), (0, &b"9.99 EUR\0"[..]));
-    assert!(same(
-        &first,
-        &bench.sh_with_input("k", &["--stdin"], script, b"9.99 EUR\0")
-    ));
+    assert!(same(&first, &bench.sh_with_input("k", &["--stdin"], script, b"9.99 EUR\0")));
     let others = [
         bench.sh_with_input("k", &["--stdin"], script, b"9.98 EUR\0"),
         bench.sh_with_input("k", &["--stdin"], script, b""),
         bench.sh_with_input("k", &[], script, b"9.99 EUR\0"),
         bench.sh_with_input("k", &["--stdin"], "echo x >>ledger; cat ", b"9.99 EUR\0"),
-        bench
-            .run("k", ["--stdin"])
-            .args(["sh", "-c", script, ""])
-            .output()
-            .unwrap(),
+        bench.run("k", ["--stdin"]).args(["sh", "-c", script, ""]).output().unwrap(),
     ];
     for (number, other) in others.iter().enumerate() {
         assert_eq!(status(other), 122, "{number}: {}", said(other));
@@ -271,16 +220,9 @@ fn input_beyond_its_cap_is_refused_before_anything_is_reserved() {
     let bench = Bench::new();
     fs::write(bench.path("input"), vec![b'x'; (16 << 20) + 1]).unwrap();
     let mut keyonce = bench.run("k", ["--stdin"]);
-    let refused = keyonce
-        .arg("cat")
-        .stdin(File::open(bench.path("input")).unwrap())
-        .output()
-        .unwrap();
+    let refused = keyonce.arg("cat").stdin(File::open(bench.path("input")).unwrap()).output().unwrap();
     assert_eq!(status(&refused), 125);
-    assert_eq!(
-        said(&refused),
-        "keyonce: standard input has more than 16777216 bytes, the most that --stdin takes\n"
-    );
+    assert_eq!(said(&refused), "keyonce: standard input has more than 16777216 bytes, the most that --stdin takes\n");
     assert!(!bench.path("store").exists());
 }
 
@@ -296,11 +238,7 @@ fn input_that_the_command_does_not_read_is_no_failure() {
 fn another_key_runs_while_the_first_is_under_way() {
     let bench = Bench::new();
     let mut gate = bench.gate();
-    let first = bench.start(
-        "one",
-        &LOCK_WAIT,
-        "echo begun; read line <gate; echo x >>ledger; echo $line",
-    );
+    let first = bench.start("one", &LOCK_WAIT, "echo begun; read line <gate; echo x >>ledger; echo $line");
     assert_eq!(first.line, "begun");
     let second = bench.sh("two", &LOCK_WAIT, "echo x >>ledger; echo second");
     assert_eq!((status(&second), &second.stdout[..]), (0, &b"second\n"[..]));
@@ -355,10 +293,7 @@ fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
         );
         assert_eq!(said(&repeat), wanted);
     }
-    assert_eq!(
-        status(&bench.sh("k", &["--on-interrupted", "take-over"], "echo other")),
-        122
-    );
+    assert_eq!(status(&bench.sh("k", &["--on-interrupted", "take-over"], "echo other")), 122);
     let taken = bench.sh("k", &["--on-interrupted", "take-over"], script);
     assert_eq!(status(&taken), 0, "{}", said(&taken));
     let notice = format!(
@@ -370,10 +305,7 @@ fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
     let again = bench.sh("k", &[], script);
     assert!(status(&again) == 0 && again.stdout == taken.stdout && again.stderr.is_empty());
     let downstream = Key::new("jobs", "k").unwrap().downstream_key("keyonce run");
-    assert_eq!(
-        fs::read_to_string(bench.path("ledger")).unwrap(),
-        format!("1 {downstream}\n2 {downstream}\n")
-    );
+    assert_eq!(fs::read_to_string(bench.path("ledger")).unwrap(), format!("1 {downstream}\n2 {downstream}\n"));
     drop(gate);
 }
 
@@ -412,16 +344,9 @@ fn a_run_that_ended_before_it_started_the_command_is_interrupted_too() {
     drop(bench.reserve(&bench.store(), "k", "echo x >>ledger"));
     let repeat = bench.sh("k", &[], "echo x >>ledger");
     assert_eq!(status(&repeat), 121);
-    assert!(
-        said(&repeat).ends_with("; it ended before it started the command\n"),
-        "{}",
-        said(&repeat)
-    );
+    assert!(said(&repeat).ends_with("; it ended before it started the command\n"), "{}", said(&repeat));
     assert_eq!(bench.effects(), 0);
-    assert_eq!(
-        status(&bench.sh("k", &["--on-interrupted", "take-over"], "echo x >>ledger")),
-        0
-    );
+    assert_eq!(status(&bench.sh("k", &["--on-interrupted", "take-over"], "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
 }
 
@@ -443,10 +368,7 @@ fn detach(bench: &Bench, key: &str, place: &str, lease: Duration) {
     let store = bench.store();
     let reservation = bench.reserve(&store, key, "echo x >>ledger");
     let checkpoint = format!("keyonce-run 1\nattempt 1\n{place}\nrunner 1 1\ncommand 4711 1\n");
-    assert_eq!(
-        reservation.save_checkpoint(checkpoint.as_bytes()).unwrap(),
-        Completion::Done
-    );
+    assert_eq!(reservation.save_checkpoint(checkpoint.as_bytes()).unwrap(), Completion::Done);
     reservation.detach(lease).unwrap();
 }
 
@@ -458,19 +380,10 @@ fn a_runner_of_an_earlier_boot_is_gone_and_one_out_of_sight_counts_until_its_lea
     let week = Duration::from_secs(7 * 24 * 60 * 60);
     detach(&bench, "earlier boot", "boot earlier\nnamespace 1", week);
     detach(&bench, "other namespace", &format!("boot {boot}\nnamespace 1"), week);
-    detach(
-        &bench,
-        "lapsed",
-        &format!("boot {boot}\nnamespace 1"),
-        Duration::from_millis(1),
-    );
+    detach(&bench, "lapsed", &format!("boot {boot}\nnamespace 1"), Duration::from_millis(1));
     let earlier = bench.sh("earlier boot", &[], "echo x >>ledger");
     assert_eq!(status(&earlier), 121);
-    assert!(
-        said(&earlier).contains("the command had pid 4711 and has ended"),
-        "{}",
-        said(&earlier)
-    );
+    assert!(said(&earlier).contains("the command had pid 4711 and has ended"), "{}", said(&earlier));
     for options in [&[][..], &["--on-interrupted", "take-over"]] {
         let other = bench.sh("other namespace", options, "echo x >>ledger");
         assert_eq!(status(&other), 119);
@@ -480,16 +393,9 @@ fn a_runner_of_an_earlier_boot_is_gone_and_one_out_of_sight_counts_until_its_lea
     }
     let lapsed = bench.sh("lapsed", &[], "echo x >>ledger");
     assert_eq!(status(&lapsed), 121);
-    assert!(
-        said(&lapsed).ends_with("the command may still be running with pid 4711\n"),
-        "{}",
-        said(&lapsed)
-    );
+    assert!(said(&lapsed).ends_with("the command may still be running with pid 4711\n"), "{}", said(&lapsed));
     assert_eq!(bench.effects(), 0);
-    assert_eq!(
-        status(&bench.sh("lapsed", &["--on-interrupted", "take-over"], "echo x >>ledger")),
-        0
-    );
+    assert_eq!(status(&bench.sh("lapsed", &["--on-interrupted", "take-over"], "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
 }
 
@@ -499,10 +405,7 @@ fn a_directory_that_is_open_elsewhere_is_locked() {
     let store = bench.store();
     let locked = bench.sh("k", &[], "echo x >>ledger");
     assert_eq!(status(&locked), 120);
-    assert_eq!(
-        said(&locked),
-        "keyonce: another process has the directory open, and had it for 0s\n"
-    );
+    assert_eq!(said(&locked), "keyonce: another process has the directory open, and had it for 0s\n");
     assert_eq!(status(&bench.sh("k", &["--lock-wait", "20ms"], "echo x >>ledger")), 120);
     drop(store);
     assert_eq!(status(&bench.sh("k", &[], "echo x >>ledger")), 0);
@@ -529,10 +432,7 @@ fn a_command_that_has_ended_waits_for_the_directory_and_its_answer_is_stored() {
         };
         assert_eq!(reservation.complete(b"").unwrap(), Completion::Done);
     }
-    assert_eq!(
-        store.peek(&Key::new("jobs", "k").unwrap()).unwrap().unwrap().state,
-        KeyState::InFlight
-    );
+    assert_eq!(store.peek(&Key::new("jobs", "k").unwrap()).unwrap().unwrap().state, KeyState::InFlight);
     store.close(Duration::ZERO).unwrap();
     let first = first.end();
     assert_eq!(status(&first), 0, "{}", said(&first));
@@ -548,10 +448,7 @@ fn output_beyond_the_cap_is_passed_on_and_the_repeat_is_told_that_it_was_not_kep
     assert_eq!((status(&first), first.stdout.len()), (3, 1_048_553));
     let again = bench.sh("over", &[], script);
     assert!(status(&again) == 124 && again.stdout.is_empty());
-    assert_eq!(
-        said(&again),
-        "keyonce: the command ran before and ended with status 3, but its output was not kept\n"
-    );
+    assert_eq!(said(&again), "keyonce: the command ran before and ended with status 3, but its output was not kept\n");
     let script = "echo x >>ledger; head -c 1048552 /dev/zero; exit 3";
     let first = bench.sh("just fits", &[], script);
     assert!(same(&first, &bench.sh("just fits", &[], script)));
@@ -579,11 +476,7 @@ fn a_reader_that_leaves_early_does_not_stop_the_command_or_its_record() {
     let bench = Bench::new();
     let mut gate = bench.gate();
     let script = "echo begun; read line <gate; head -c 300000 /dev/zero; echo x >>ledger";
-    let Started {
-        mut child,
-        stdout,
-        line,
-    } = bench.start("k", &[], script);
+    let Started { mut child, stdout, line } = bench.start("k", &[], script);
     assert_eq!(line, "begun");
     drop(stdout);
     gate.write_all(b"go\n").unwrap();
@@ -596,25 +489,14 @@ fn a_reader_that_leaves_early_does_not_stop_the_command_or_its_record() {
 #[test]
 fn scopes_and_keys_are_any_bytes_and_are_never_told() {
     let bench = Bench::new();
-    let odd: Vec<OsString> = [
-        &b"\xff\xfe"[..],
-        b"two\nlines",
-        b" k ",
-        b"k",
-        "\u{e9}".as_bytes(),
-        b"e\xcc\x81",
-        &[b'k'; 255],
-    ]
-    .into_iter()
-    .map(|bytes| OsString::from_vec(bytes.to_vec()))
-    .collect();
+    let odd: Vec<OsString> =
+        [&b"\xff\xfe"[..], b"two\nlines", b" k ", b"k", "\u{e9}".as_bytes(), b"e\xcc\x81", &[b'k'; 255]]
+            .into_iter()
+            .map(|bytes| OsString::from_vec(bytes.to_vec()))
+            .collect();
     for (number, key) in odd.iter().enumerate() {
         for _ in 0..2 {
-            let output = bench
-                .run(key, [""; 0])
-                .args(["sh", "-c", "echo x >>ledger"])
-                .output()
-                .unwrap();
+            let output = bench.run(key, [""; 0]).args(["sh", "-c", "echo x >>ledger"]).output().unwrap();
             assert_eq!(status(&output), 0, "{key:?}");
         }
         assert_eq!(bench.effects(), number + 1, "{key:?}");
@@ -637,10 +519,7 @@ fn scopes_and_keys_are_any_bytes_and_are_never_told() {
 fn durations_out_of_range_are_refused_by_name() {
     let bench = Bench::new();
     for (options, wanted) in [
-        (
-            ["--retention", "876001h"],
-            "the option `retention` must not be longer than 100 years",
-        ),
+        (["--retention", "876001h"], "the option `retention` must not be longer than 100 years"),
         (["--retention", "0s"], "the option `retention`"),
         (
             ["--retention", "2y"],
@@ -655,10 +534,7 @@ fn durations_out_of_range_are_refused_by_name() {
         assert!(said(&refused).contains(wanted), "{options:?}: {}", said(&refused));
     }
     assert_eq!(bench.effects(), 0);
-    assert_eq!(
-        status(&bench.sh("k", &["--retention", "876000h"], "echo x >>ledger")),
-        0
-    );
+    assert_eq!(status(&bench.sh("k", &["--retention", "876000h"], "echo x >>ledger")), 0);
 }
 
 #[test]
@@ -666,11 +542,7 @@ fn a_key_from_before_its_retention_is_too_old() {
     let bench = Bench::new();
     let old = bench.sh("k", &["--issued-at", "2020-01-01T00:00:00Z"], "echo x >>ledger");
     assert_eq!(status(&old), 123);
-    assert!(
-        said(&old).starts_with("keyonce: the key was made longer ago than the retention"),
-        "{}",
-        said(&old)
-    );
+    assert!(said(&old).starts_with("keyonce: the key was made longer ago than the retention"), "{}", said(&old));
     assert_eq!(bench.effects(), 0);
 }
 
@@ -678,17 +550,11 @@ fn a_key_from_before_its_retention_is_too_old() {
 fn what_another_program_stored_under_the_key_is_not_taken_for_an_output() {
     let bench = Bench::new();
     let store = bench.store();
-    assert_eq!(
-        bench.reserve(&store, "k", "echo x >>ledger").complete(b"paid").unwrap(),
-        Completion::Done
-    );
+    assert_eq!(bench.reserve(&store, "k", "echo x >>ledger").complete(b"paid").unwrap(), Completion::Done);
     drop(store);
     let foreign = bench.sh("k", &[], "echo x >>ledger");
     assert_eq!((status(&foreign), bench.effects()), (125, 0));
-    assert_eq!(
-        said(&foreign),
-        "keyonce: what is stored under the key was not written by `keyonce run`\n"
-    );
+    assert_eq!(said(&foreign), "keyonce: what is stored under the key was not written by `keyonce run`\n");
 }
 
 #[test]
@@ -699,42 +565,19 @@ fn a_failure_tells_the_whole_chain_of_causes() {
     assert_eq!((status(&failed), bench.effects()), (125, 0));
     let wanted =
         "keyonce: the store in store cannot be opened: the path of the store is not a directory: Not a directory";
-    assert!(
-        said(&failed).starts_with(wanted) && said(&failed).lines().count() == 1,
-        "{}",
-        said(&failed)
-    );
+    assert!(said(&failed).starts_with(wanted) && said(&failed).lines().count() == 1, "{}", said(&failed));
 }
 
 #[test]
 fn a_wrong_command_line_is_keyonces_own_failure_and_help_is_none() {
-    let run = |arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_keyonce"))
-            .args(arguments)
-            .output()
-            .unwrap()
-    };
-    for wrong in [
-        &["run"][..],
-        &["walk"],
-        &[],
-        &["run", "--dir", "d", "--scope", "s", "--key", "k"],
-    ] {
+    let run = |arguments: &[&str]| Command::new(env!("CARGO_BIN_EXE_keyonce")).args(arguments).output().unwrap();
+    for wrong in [&["run"][..], &["walk"], &[], &["run", "--dir", "d", "--scope", "s", "--key", "k"]] {
         assert_eq!(status(&run(wrong)), 125, "{wrong:?}");
     }
     let help = run(&["run", "--help"]);
     assert_eq!(status(&help), 0);
     let help = String::from_utf8(help.stdout).unwrap();
-    for wanted in [
-        "119",
-        "127",
-        "KEYONCE_DOWNSTREAM_KEY",
-        "KEYONCE_ATTEMPT",
-        "16 MiB",
-        "1MiB",
-        "Ctrl-C",
-        "Examples:",
-    ] {
+    for wanted in ["119", "127", "KEYONCE_DOWNSTREAM_KEY", "KEYONCE_ATTEMPT", "16 MiB", "1MiB", "Ctrl-C", "Examples:"] {
         assert!(help.contains(wanted), "{wanted} is told");
     }
 }

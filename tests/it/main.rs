@@ -1,11 +1,8 @@
 //! The crate's promises, kept through its public interface. One binary, so that it links once.
 #![cfg(not(loom))]
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test that cannot go on should panic"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should panic")]
 
 mod cli_demo;
+mod cli_run;
 mod ring;
 mod smoke;

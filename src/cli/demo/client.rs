@@ -21,11 +21,7 @@ impl Client {
     pub(super) fn new() -> io::Result<(Self, UnixStream)> {
         let (socket, link_end) = UnixStream::pair()?;
         socket.set_read_timeout(Some(TIME_OUT))?;
-        let client = Self {
-            socket,
-            last_id: 0,
-            saw: Vec::new(),
-        };
+        let client = Self { socket, last_id: 0, saw: Vec::new() };
         Ok((client, link_end))
     }
 

@@ -40,10 +40,7 @@ pub(super) fn amounts(dir: &Path) -> io::Result<Vec<String>> {
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
         other => other?,
     };
-    Ok(charges
-        .lines()
-        .filter_map(|charge| Some(charge.split_once('\t')?.0.to_owned()))
-        .collect())
+    Ok(charges.lines().filter_map(|charge| Some(charge.split_once('\t')?.0.to_owned())).collect())
 }
 
 fn path(dir: &Path) -> PathBuf {

@@ -96,14 +96,8 @@ pub(super) const SCENES: &[&[Act]] = &[
 /// SIGKILL ends the service between charge and completion. The one that is started after it knows no more than that
 /// somebody began; taking over is safe only if the provider can tell that it has seen the payment.
 fn killed_and_taken_over(shop: &mut Shop, send_key_on: bool) -> Result<()> {
-    let habits = Habits {
-        send_key_on,
-        ..shop.habits
-    };
-    shop.restart(Habits {
-        stall_after_charge: true,
-        ..habits
-    })?;
+    let habits = Habits { send_key_on, ..shop.habits };
+    shop.restart(Habits { stall_after_charge: true, ..habits })?;
     shop.pay(COFFEE, &[("order-9", KillService)])?;
     shop.restart(habits)?;
     shop.pay(COFFEE, &[("order-9", Deliver)])?;

@@ -32,12 +32,7 @@ pub(super) const CHARGED: &str = "charged\n";
 pub(super) fn serve(dir: &Path, habits: Habits) -> Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let store = Store::open(dir.join("keys"), Options::default())?;
-    let mut service = Service {
-        store,
-        ledger: Ledger::open(dir)?,
-        habits,
-        socket,
-    };
+    let mut service = Service { store, ledger: Ledger::open(dir)?, habits, socket };
     while let Some(Frame { id, text }) = Frame::read(&service.socket)? {
         let text = service.answer(&text).unwrap_or_else(|error| format!("error: {error}"));
         Frame { id, text }.write(&service.socket)?;

@@ -29,18 +29,8 @@ impl Shop {
         fs::create_dir(&dir)?;
         let (client, client_end) = Client::new()?;
         let (service, service_end) = Process::start(&dir, habits)?;
-        let link = Link {
-            client: client_end,
-            service: service_end,
-            late: Vec::new(),
-        };
-        Ok(Self {
-            dir,
-            habits,
-            client,
-            link,
-            service,
-        })
+        let link = Link { client: client_end, service: service_end, late: Vec::new() };
+        Ok(Self { dir, habits, client, link, service })
     }
 
     /// Ends the service process and starts another one on the same directory.
@@ -98,21 +88,14 @@ impl Process {
         command.args(habits.ignore_keys.then_some("--ignore-keys"));
         command.args(habits.send_key_on.then_some("--send-key-on"));
         command.args(habits.stall_after_charge.then_some("--stall-after-charge"));
-        let child = command
-            .stdin(OwnedFd::from(service_end))
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let child = command.stdin(OwnedFd::from(service_end)).stdout(Stdio::piped()).spawn()?;
         Ok((Self(child), link_end))
     }
 
     /// Kills the service between charge and completion: it says when it is there, and goes no further.
     fn kill_once_charged(&mut self) -> Result<()> {
         let mut said = String::new();
-        let stdout = self
-            .0
-            .stdout
-            .as_mut()
-            .ok_or("the standard output of the service is not ours")?;
+        let stdout = self.0.stdout.as_mut().ok_or("the standard output of the service is not ours")?;
         BufReader::new(stdout).read_line(&mut said)?;
         if said != CHARGED {
             return Err("the service ended before it had charged".into());

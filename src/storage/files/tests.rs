@@ -54,10 +54,7 @@ fn what_a_life_writes_is_seen_by_view_and_read_and_by_who_opens_it_later() {
         drop(finished);
 
         let life = storage.open_segment("one", Access::NewLife).unwrap();
-        assert!(
-            panics(|| drop(life.view(0, 1).to_vec())),
-            "an earlier life is not shown"
-        );
+        assert!(panics(|| drop(life.view(0, 1).to_vec())), "an earlier life is not shown");
         assert_eq!(life.read_at(4_096, &mut read).unwrap(), 8);
         assert_eq!(&read, b"second\0\0", "but may be read");
         life.write_at(0, b"again").unwrap();
@@ -73,18 +70,11 @@ fn a_life_is_written_forwards_once_and_within_the_file() {
         let life = storage.create_segment("one", 65_536).unwrap();
         life.write_at(0, &[1; 100]).unwrap();
         for (offset, len) in [(0, 1), (99, 1), (65_536, 1), (65_000, 1_000), (u64::MAX, 1)] {
-            assert!(
-                panics(|| life.write_at(offset, &vec![2; len]).unwrap()),
-                "{offset} {len}"
-            );
+            assert!(panics(|| life.write_at(offset, &vec![2; len]).unwrap()), "{offset} {len}");
         }
         let mut read = [0; 101];
         life.read_at(0, &mut read).unwrap();
-        assert_eq!(
-            (&read[..100], read[100]),
-            (&[1; 100][..], 0),
-            "a refused write changes nothing"
-        );
+        assert_eq!((&read[..100], read[100]), (&[1; 100][..], 0), "a refused write changes nothing");
         life.write_at(65_536 - 8, &[3; 8]).unwrap();
         drop(life);
         let finished = storage.open_segment("one", Access::Read).unwrap();
@@ -99,10 +89,7 @@ fn the_lock_is_one_and_outlived_by_no_segment() {
         assert!(storage.lock().unwrap().is_none());
         let life = storage.create_segment("one", 65_536).unwrap();
         drop(lock);
-        assert!(
-            storage.lock().unwrap().is_none(),
-            "a segment that is open may still be written"
-        );
+        assert!(storage.lock().unwrap().is_none(), "a segment that is open may still be written");
         drop(life);
         let lock = storage.lock().unwrap().unwrap();
         let finished = storage.open_segment("one", Access::Read).unwrap();
@@ -137,10 +124,7 @@ fn without_the_lock_a_segment_is_read_by_read_at_alone() {
         assert_eq!(beside.len(), 65_536);
         assert!(panics(|| drop(beside.view(0, 1).to_vec())));
         drop(beside);
-        assert_eq!(
-            kind(storage.open_segment("one", Access::NewLife)),
-            Some(io::ErrorKind::Other)
-        );
+        assert_eq!(kind(storage.open_segment("one", Access::NewLife)), Some(io::ErrorKind::Other));
         assert_eq!(kind(storage.create_segment("two", 65_536)), Some(io::ErrorKind::Other));
         assert!(!storage.list().unwrap().contains(&"two".to_owned()));
     });
@@ -172,10 +156,7 @@ fn opening_never_makes_a_file_and_making_never_takes_one_that_is_there() {
         assert_eq!(kind(storage.read("one", 10)), Some(io::ErrorKind::NotFound));
         assert_eq!(kind(storage.remove("one")), Some(io::ErrorKind::NotFound));
         storage.publish("one", b"somebody's").unwrap();
-        assert_eq!(
-            kind(storage.create_segment("one", 65_536)),
-            Some(io::ErrorKind::AlreadyExists)
-        );
+        assert_eq!(kind(storage.create_segment("one", 65_536)), Some(io::ErrorKind::AlreadyExists));
         assert_eq!(storage.read("one", 10).unwrap(), b"somebody's");
     });
 }
@@ -217,24 +198,12 @@ fn a_new_segment_has_real_blocks_of_zeros() {
             let life = storage.create_segment(&name, bytes).unwrap();
             let found = fs::metadata(directory.path().join(&name)).unwrap();
             assert_eq!((found.len(), life.len()), (bytes, bytes));
-            assert!(
-                found.blocks() * 512 >= bytes,
-                "{} blocks for {bytes} bytes",
-                found.blocks()
-            );
-            assert!(
-                fs::read(directory.path().join(&name))
-                    .unwrap()
-                    .iter()
-                    .all(|byte| *byte == 0)
-            );
+            assert!(found.blocks() * 512 >= bytes, "{} blocks for {bytes} bytes", found.blocks());
+            assert!(fs::read(directory.path().join(&name)).unwrap().iter().all(|byte| *byte == 0));
             // Blocks that are there and written: storing and syncing takes no more of them.
             life.write_at(0, &vec![1; usize::try_from(bytes).unwrap()]).unwrap();
             life.sync().unwrap();
-            assert_eq!(
-                fs::metadata(directory.path().join(&name)).unwrap().blocks(),
-                found.blocks()
-            );
+            assert_eq!(fs::metadata(directory.path().join(&name)).unwrap().blocks(), found.blocks());
         }
     }
 }
@@ -343,15 +312,9 @@ fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
     let storage = open(directory.path(), AppendMode::Positioned);
     assert_eq!(storage.read("pipe", 10).unwrap(), b"");
-    assert_eq!(
-        kind(storage.open_segment("pipe", Access::Read)),
-        Some(io::ErrorKind::InvalidInput)
-    );
+    assert_eq!(kind(storage.open_segment("pipe", Access::Read)), Some(io::ErrorKind::InvalidInput));
     fs::create_dir(directory.path().join("folder")).unwrap();
-    assert_eq!(
-        kind(storage.open_segment("folder", Access::Read)),
-        Some(io::ErrorKind::InvalidInput)
-    );
+    assert_eq!(kind(storage.open_segment("folder", Access::Read)), Some(io::ErrorKind::InvalidInput));
 }
 
 #[test]
@@ -366,9 +329,8 @@ fn an_open_segment_takes_one_descriptor() {
         links.filter(|target| target.starts_with(directory.path())).count()
     };
     let before = descriptors();
-    let segments: Vec<_> = (0..10)
-        .map(|number| storage.create_segment(&format!("s{number}"), 4_096).unwrap())
-        .collect();
+    let segments: Vec<_> =
+        (0..10).map(|number| storage.create_segment(&format!("s{number}"), 4_096).unwrap()).collect();
     assert_eq!(descriptors(), before + 10);
     drop(segments);
     storage.publish("small", b"x").unwrap();
