@@ -7,6 +7,9 @@
 //! Lock order: shard, then the log's tail, then what the log keeps beneath it. The commit mutex stands apart: it is taken
 //! under none of them but for the look at a failure.
 
+mod closing;
+mod upkeep;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +20,7 @@ use crossbeam::utils::CachePadded;
 
 use crate::commit::Commit;
 use crate::error::Error;
-use crate::format::{Cause, Draft, StateKind, StateRecord};
+use crate::format::{Draft, StateKind, StateRecord};
 use crate::helper::Helper;
 use crate::index::{self, Address, IndexShard};
 use crate::key::{HashSeed, Key};
@@ -31,13 +34,11 @@ use crate::stats::{OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::wait::Bell;
 
+pub use self::closing::CloseReport;
+use self::closing::Closing;
+
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
 pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
-
-/// The index is swept each time this part of the live segments has retired.
-const SWEEPS_A_WINDOW: u64 = 8;
-/// How many buckets a sweep looks at before it lets the shard's callers in.
-const SWEEP_BUCKETS: usize = 512;
 
 /// A store at work.
 pub(crate) struct Engine {
@@ -60,23 +61,6 @@ pub(crate) struct Engine {
     helper: Helper,
     /// What the clock calls when it was moved by hand.
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
-}
-
-#[derive(Default)]
-struct Closing {
-    report: Option<CloseReport>,
-    /// Who waits for the last guard to end.
-    waiter: Option<Arc<Bell>>,
-    /// The directory's lock.
-    lock: Option<Box<dyn Any + Send + Sync>>,
-}
-
-/// What closing the store left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CloseReport {
-    /// Reservations that were neither completed nor given back: the next opening finds them interrupted.
-    pub unfinished: u64,
 }
 
 /// The part of the store under one lock.
@@ -492,91 +476,6 @@ impl Engine {
         }
     }
 
-    /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
-    fn keep_house(&self) {
-        if let Some(end) = self.log.rolled_end()
-            && self.settle(end, Durability::PowerLoss).is_err()
-        {
-            // The store is poisoned, and whoever writes next is told.
-            return;
-        }
-        if self.log.prepare_successor(&self.commit).is_err() {
-            // Nothing was promised to anyone: the roll tries again and tells its caller.
-        }
-        while let Some(over) = self.log.retirable(self.now_ms(), &self.commit) {
-            if over.unfinished && self.carry_forward(over.number).is_err() {
-                // Full or poisoned; the segment stays until there is room again.
-                return;
-            }
-            self.log.retire(over.number, || self.pass_through_shards());
-            self.sweep();
-        }
-    }
-
-    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log, and returns once the
-    /// copies are durable. Those whose retention has passed, and that no guard holds, are forgotten.
-    fn carry_forward(&self, number: u64) -> Result<(), Error> {
-        let oldest_live = self.log.oldest_live();
-        let mut end_lsn = 0;
-        for shard in &self.shards {
-            let addresses: Vec<_> =
-                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
-            for address in addresses {
-                let mut shard = shard.lock();
-                self.refuse_closed()?;
-                let live = self.log.live().read();
-                let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
-                drop(live);
-                let (record, _) = life.state_record(address.offset)?;
-                let hash = self.seed.hash(record.scope, record.id);
-                let latest = shard.index.find(hash, oldest_live, |other| other == address);
-                let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-                let (Some(found), true) = (latest, unfinished) else {
-                    continue;
-                };
-                let guard = shard.held.get(&record.token).and_then(|held| held.guard);
-                life.note_superseded();
-                if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
-                    shard.index.remove(found);
-                    shard.counts.expired_unresolved += 1;
-                    continue;
-                }
-                shard.draft.refill(&record);
-                let copy = self.log.append(&mut shard.draft, &self.commit)?;
-                shard.index.publish(hash, oldest_live, Some(found), copy.address);
-                if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
-                    held.address = Some(copy.address);
-                }
-                if let Some(life) = self.log.live().read().get(copy.address.segment) {
-                    life.note(0, true);
-                }
-                end_lsn = end_lsn.max(copy.end);
-            }
-        }
-        self.settle(end_lsn, Durability::PowerLoss)
-    }
-
-    /// After this, nobody looks at a record of a segment that was dead before it.
-    fn pass_through_shards(&self) {
-        for shard in &self.shards {
-            drop(shard.lock());
-        }
-    }
-
-    /// Sweeps the index in small steps, several times a window, so that misses stay short and no segment number comes back
-    /// while a slot still names its earlier bearer.
-    fn sweep(&self) {
-        let oldest_live = self.log.oldest_live();
-        let span = self.log.segments() / SWEEPS_A_WINDOW;
-        if oldest_live - self.swept_at.load(Ordering::Relaxed) <= span {
-            return;
-        }
-        for shard in &self.shards {
-            while !shard.lock().index.sweep_some(oldest_live, SWEEP_BUCKETS) {}
-        }
-        self.swept_at.store(oldest_live, Ordering::Relaxed);
-    }
-
     /// Makes durable all that was appended before the call.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         self.refuse_closed()?;
@@ -602,109 +501,6 @@ impl Engine {
         let jump = self.log.time().jump_while_open();
         stats.clock_jump_held_ms = jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms));
         stats
-    }
-
-    /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is free.
-    /// Once closed, stays so; a second call tells what the first one did.
-    pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
-        let _turn = self.turn_to_close.lock();
-        if let Some(report) = self.closing.lock().report {
-            return Ok(report);
-        }
-        self.wait_for_guards(wait_ms);
-        let unfinished = self.interrupt_all();
-        let ended = self.end(unfinished);
-        self.helper.stop();
-        // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.
-        self.pass_through_shards();
-        self.log.let_go();
-        let report = CloseReport { unfinished };
-        let lock = {
-            let mut closing = self.closing.lock();
-            closing.report = Some(report);
-            closing.lock.take()
-        };
-        drop(lock);
-        ended.map(|()| report)
-    }
-
-    fn wait_for_guards(&self, wait_ms: u64) {
-        if wait_ms == 0 {
-            return;
-        }
-        let deadline_ms = self.now_ms().saturating_add(wait_ms);
-        loop {
-            let bell = Arc::new(Bell::new());
-            self.closing.lock().waiter = Some(Arc::clone(&bell));
-            self.draining.store(true, Ordering::Release);
-            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
-            let now_ms = self.now_ms();
-            if !guards || now_ms >= deadline_ms {
-                self.closing.lock().waiter = None;
-                return;
-            }
-            bell.listen(self.options.clock.sleep(deadline_ms - now_ms));
-        }
-    }
-
-    /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
-    /// work, so as one whose lease lapsed.
-    fn interrupt_all(&self) -> u64 {
-        self.closed.store(true, Ordering::Release);
-        let mut unfinished = 0;
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            let held = std::mem::take(&mut shard.held);
-            for (token, held) in held.iter().filter(|(_, held)| held.guard.is_some()) {
-                unfinished += 1;
-                if let Some(address) = held.address
-                    && self.say_lapsed(&mut shard, *token, address).is_err()
-                {
-                    // The record only says who may take over; without it, the reservation counts as crashed.
-                }
-            }
-            let bells = held.into_values().flat_map(|held| held.bells);
-            drop(shard);
-            for bell in bells {
-                bell.ring();
-            }
-        }
-        unfinished
-    }
-
-    fn say_lapsed(&self, shard: &mut Shard, token: u64, address: Address) -> Result<(), Error> {
-        let live = self.log.live().read();
-        let life = live.get(address.segment).expect("a guarded reservation is not retired");
-        let life = Arc::clone(life);
-        drop(live);
-        let (record, _) = life.state_record(address.offset)?;
-        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
-        let state = state::apply(&record);
-        let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
-            return Ok(());
-        };
-        shard.draft.refill(&StateRecord {
-            kind: write.kind,
-            cause: write.cause,
-            mark_ms: write.mark_ms,
-            kept_until_ms: write.owned.kept_until_ms,
-            detached: write.owned.detached,
-            ..record
-        });
-        self.log.append(&mut shard.draft, &self.commit).map(|_| ())
-    }
-
-    fn ring_who_closes(&self) {
-        if let Some(bell) = self.closing.lock().waiter.clone() {
-            bell.ring();
-        }
-    }
-
-    fn end(&self, unfinished: u64) -> Result<(), Error> {
-        self.log.refuse();
-        self.settle(self.log.end(), Durability::PowerLoss)?;
-        let closed = self.log.close(unfinished, &self.commit)?;
-        self.settle(closed.end, Durability::PowerLoss)
     }
 }
 

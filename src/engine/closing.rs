@@ -1,0 +1,135 @@
+//! How a store ends: owners may finish, the rest is left as interrupted, the end is marked, and everything is let go.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::{Engine, Shard};
+use crate::error::Error;
+use crate::format::{Cause, StateRecord};
+use crate::index::Address;
+use crate::options::Durability;
+use crate::state::{self, Call};
+use crate::sync::Ordering;
+use crate::wait::Bell;
+
+#[derive(Default)]
+pub(super) struct Closing {
+    pub(super) report: Option<CloseReport>,
+    /// Who waits for the last guard to end.
+    pub(super) waiter: Option<Arc<Bell>>,
+    /// The directory's lock.
+    pub(super) lock: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// What closing the store left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CloseReport {
+    /// Reservations that were neither completed nor given back: the next opening finds them interrupted.
+    pub unfinished: u64,
+}
+
+impl Engine {
+    /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is free.
+    /// Once closed, stays so; a second call tells what the first one did.
+    pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
+        let _turn = self.turn_to_close.lock();
+        if let Some(report) = self.closing.lock().report {
+            return Ok(report);
+        }
+        self.wait_for_guards(wait_ms);
+        let unfinished = self.interrupt_all();
+        let ended = self.end(unfinished);
+        self.helper.stop();
+        // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.
+        self.pass_through_shards();
+        self.log.let_go();
+        let report = CloseReport { unfinished };
+        let lock = {
+            let mut closing = self.closing.lock();
+            closing.report = Some(report);
+            closing.lock.take()
+        };
+        drop(lock);
+        ended.map(|()| report)
+    }
+
+    fn wait_for_guards(&self, wait_ms: u64) {
+        if wait_ms == 0 {
+            return;
+        }
+        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+        loop {
+            let bell = Arc::new(Bell::new());
+            self.closing.lock().waiter = Some(Arc::clone(&bell));
+            self.draining.store(true, Ordering::Release);
+            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let now_ms = self.now_ms();
+            if !guards || now_ms >= deadline_ms {
+                self.closing.lock().waiter = None;
+                return;
+            }
+            bell.listen(self.options.clock.sleep(deadline_ms - now_ms));
+        }
+    }
+
+    /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
+    /// work, so as one whose lease lapsed.
+    fn interrupt_all(&self) -> u64 {
+        self.closed.store(true, Ordering::Release);
+        let mut unfinished = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let held = std::mem::take(&mut shard.held);
+            for (token, held) in held.iter().filter(|(_, held)| held.guard.is_some()) {
+                unfinished += 1;
+                if let Some(address) = held.address
+                    && self.say_lapsed(&mut shard, *token, address).is_err()
+                {
+                    // The record only says who may take over; without it, the reservation counts as crashed.
+                }
+            }
+            let bells = held.into_values().flat_map(|held| held.bells);
+            drop(shard);
+            for bell in bells {
+                bell.ring();
+            }
+        }
+        unfinished
+    }
+
+    fn say_lapsed(&self, shard: &mut Shard, token: u64, address: Address) -> Result<(), Error> {
+        let live = self.log.live().read();
+        let life = live.get(address.segment).expect("a guarded reservation is not retired");
+        let life = Arc::clone(life);
+        drop(live);
+        let (record, _) = life.state_record(address.offset)?;
+        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
+        let state = state::apply(&record);
+        let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
+            return Ok(());
+        };
+        shard.draft.refill(&StateRecord {
+            kind: write.kind,
+            cause: write.cause,
+            mark_ms: write.mark_ms,
+            kept_until_ms: write.owned.kept_until_ms,
+            detached: write.owned.detached,
+            ..record
+        });
+        self.log.append(&mut shard.draft, &self.commit).map(|_| ())
+    }
+
+    pub(super) fn ring_who_closes(&self) {
+        if let Some(bell) = self.closing.lock().waiter.clone() {
+            bell.ring();
+        }
+    }
+
+    fn end(&self, unfinished: u64) -> Result<(), Error> {
+        self.log.refuse();
+        self.settle(self.log.end(), Durability::PowerLoss)?;
+        let closed = self.log.close(unfinished, &self.commit)?;
+        self.settle(closed.end, Durability::PowerLoss)
+    }
+}

@@ -1,0 +1,102 @@
+//! What nobody should have to wait for: syncing rolled segments, making the next one ready, giving up old ones.
+
+use std::sync::Arc;
+
+use super::Engine;
+use crate::error::Error;
+use crate::format::StateKind;
+use crate::options::Durability;
+use crate::state::{self, State};
+use crate::sync::Ordering;
+
+/// The index is swept each time this part of the live segments has retired.
+const SWEEPS_A_WINDOW: u64 = 8;
+/// How many buckets a sweep looks at before it lets the shard's callers in.
+const SWEEP_BUCKETS: usize = 512;
+
+impl Engine {
+    /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
+    pub(super) fn keep_house(&self) {
+        if let Some(end) = self.log.rolled_end()
+            && self.settle(end, Durability::PowerLoss).is_err()
+        {
+            // The store is poisoned, and whoever writes next is told.
+            return;
+        }
+        if self.log.prepare_successor(&self.commit).is_err() {
+            // Nothing was promised to anyone: the roll tries again and tells its caller.
+        }
+        while let Some(over) = self.log.retirable(self.now_ms(), &self.commit) {
+            if over.unfinished && self.carry_forward(over.number).is_err() {
+                // Full or poisoned; the segment stays until there is room again.
+                return;
+            }
+            self.log.retire(over.number, || self.pass_through_shards());
+            self.sweep();
+        }
+    }
+
+    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log, and returns once the
+    /// copies are durable. Those whose retention has passed, and that no guard holds, are forgotten.
+    fn carry_forward(&self, number: u64) -> Result<(), Error> {
+        let oldest_live = self.log.oldest_live();
+        let mut end_lsn = 0;
+        for shard in &self.shards {
+            let addresses: Vec<_> =
+                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
+            for address in addresses {
+                let mut shard = shard.lock();
+                self.refuse_closed()?;
+                let live = self.log.live().read();
+                let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
+                drop(live);
+                let (record, _) = life.state_record(address.offset)?;
+                let hash = self.seed.hash(record.scope, record.id);
+                let latest = shard.index.find(hash, oldest_live, |other| other == address);
+                let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
+                let (Some(found), true) = (latest, unfinished) else {
+                    continue;
+                };
+                let guard = shard.held.get(&record.token).and_then(|held| held.guard);
+                life.note_superseded();
+                if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
+                    shard.index.remove(found);
+                    shard.counts.expired_unresolved += 1;
+                    continue;
+                }
+                shard.draft.refill(&record);
+                let copy = self.log.append(&mut shard.draft, &self.commit)?;
+                shard.index.publish(hash, oldest_live, Some(found), copy.address);
+                if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
+                    held.address = Some(copy.address);
+                }
+                if let Some(life) = self.log.live().read().get(copy.address.segment) {
+                    life.note(0, true);
+                }
+                end_lsn = end_lsn.max(copy.end);
+            }
+        }
+        self.settle(end_lsn, Durability::PowerLoss)
+    }
+
+    /// After this, nobody looks at a record of a segment that was dead before it.
+    pub(super) fn pass_through_shards(&self) {
+        for shard in &self.shards {
+            drop(shard.lock());
+        }
+    }
+
+    /// Sweeps the index in small steps, several times a window, so that misses stay short and no segment number comes back
+    /// while a slot still names its earlier bearer.
+    fn sweep(&self) {
+        let oldest_live = self.log.oldest_live();
+        let span = self.log.segments() / SWEEPS_A_WINDOW;
+        if oldest_live - self.swept_at.load(Ordering::Relaxed) <= span {
+            return;
+        }
+        for shard in &self.shards {
+            while !shard.lock().index.sweep_some(oldest_live, SWEEP_BUCKETS) {}
+        }
+        self.swept_at.store(oldest_live, Ordering::Relaxed);
+    }
+}
