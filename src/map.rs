@@ -148,6 +148,7 @@ impl Region {
     }
 
     /// The length of the region.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> u64 {
         self.bytes as u64
     }
