@@ -364,24 +364,7 @@ impl Engine {
             return Err(Error::closed());
         }
         self.check_size(write, payload)?;
-        let mut record = StateRecord {
-            kind: write.kind,
-            token: write.owned.token,
-            attempt: write.owned.attempt,
-            cause: write.cause,
-            durability: write.owned.durability,
-            detached: write.owned.detached,
-            body_kept: write.body_kept,
-            first_seen_ms: write.owned.first_seen_ms,
-            reserved_ms: write.owned.reserved_ms,
-            mark_ms: write.mark_ms,
-            retention_ms: write.owned.retention_ms,
-            kept_until_ms: write.owned.kept_until_ms,
-            fingerprint: write.owned.fingerprint,
-            scope: key.scope(),
-            id: key.id(),
-            payload,
-        };
+        let mut record = write.record(key.scope(), key.id(), payload);
         shard.draft.refill(&record);
         let appended = self.log.append(&mut shard.draft, &self.commit)?;
         if record.token == 0 {

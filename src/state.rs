@@ -190,6 +190,30 @@ pub(crate) struct Write {
     pub(crate) carry: Carry,
 }
 
+impl Write {
+    /// The record, for the key of this scope and id, with the bytes that it is to carry.
+    pub(crate) fn record<'a>(&self, scope: &'a [u8], id: &'a [u8], payload: &'a [u8]) -> StateRecord<'a> {
+        StateRecord {
+            kind: self.kind,
+            token: self.owned.token,
+            attempt: self.owned.attempt,
+            cause: self.cause,
+            durability: self.owned.durability,
+            detached: self.owned.detached,
+            body_kept: self.body_kept,
+            first_seen_ms: self.owned.first_seen_ms,
+            reserved_ms: self.owned.reserved_ms,
+            mark_ms: self.mark_ms,
+            retention_ms: self.owned.retention_ms,
+            kept_until_ms: self.owned.kept_until_ms,
+            fingerprint: self.owned.fingerprint,
+            scope,
+            id,
+            payload,
+        }
+    }
+}
+
 /// What to answer, and what must stand in the log first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
@@ -688,24 +712,7 @@ mod tests {
             Call::Forget,
         ] {
             let write = decide(&state, &call, NOW).write.unwrap();
-            let record = StateRecord {
-                kind: write.kind,
-                token: write.owned.token,
-                attempt: write.owned.attempt,
-                cause: write.cause,
-                durability: write.owned.durability,
-                detached: write.owned.detached,
-                body_kept: write.body_kept,
-                first_seen_ms: write.owned.first_seen_ms,
-                reserved_ms: write.owned.reserved_ms,
-                mark_ms: write.mark_ms,
-                retention_ms: write.owned.retention_ms,
-                kept_until_ms: write.owned.kept_until_ms,
-                fingerprint: write.owned.fingerprint,
-                scope: b"s",
-                id: b"i",
-                payload: b"",
-            };
+            let record = write.record(b"s", b"i", b"");
             match (write.kind, apply(&record)) {
                 (StateKind::Reserved, State::InFlight(owned)) => assert_eq!(owned, write.owned),
                 (StateKind::Interrupted, State::Interrupted(owned, stop)) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Engine, Shard};
 use crate::error::Error;
-use crate::format::{Cause, StateRecord};
+use crate::format::Cause;
 use crate::index::Address;
 use crate::options::Durability;
 use crate::state::{self, Call};
@@ -109,14 +109,7 @@ impl Engine {
         let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
             return Ok(());
         };
-        shard.draft.refill(&StateRecord {
-            kind: write.kind,
-            cause: write.cause,
-            mark_ms: write.mark_ms,
-            kept_until_ms: write.owned.kept_until_ms,
-            detached: write.owned.detached,
-            ..record
-        });
+        shard.draft.refill(&write.record(record.scope, record.id, record.payload));
         self.log.append(&mut shard.draft, &self.commit).map(|_| ())
     }
 
