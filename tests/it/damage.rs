@@ -20,17 +20,11 @@ fn a_segment_that_is_missing_in_the_middle_is_corruption_and_nothing_changes() {
     let store = place.open();
     let mut at = 0;
     while store.stats().segments < 4 {
-        assert_eq!(
-            fresh(&store, &key(at.to_string())).complete(&[1; 6000]).unwrap(),
-            Completion::Done
-        );
+        assert_eq!(fresh(&store, &key(at.to_string())).complete(&[1; 6000]).unwrap(), Completion::Done);
         at += 1;
     }
     drop(store);
-    let mut segments: Vec<_> = fs::read_dir(place.dir())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
+    let mut segments: Vec<_> = fs::read_dir(place.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     segments.retain(|name| name.to_string_lossy().starts_with("segment-"));
     segments.sort();
     type Spoil = fn(&Path);
@@ -80,12 +74,7 @@ impl Closed {
         let (disk, clock) = (SimDisk::new(), ManualClock::default());
         let store = testing::open(disk.clone(), setting.options(&clock), 1).unwrap();
         for at in 0..fillers {
-            assert_eq!(
-                fresh(&store, &key(format!("filler {at}")))
-                    .complete(&[1; 5000])
-                    .unwrap(),
-                Completion::Done
-            );
+            assert_eq!(fresh(&store, &key(format!("filler {at}"))).complete(&[1; 5000]).unwrap(), Completion::Done);
         }
         let keys: Vec<_> = (0..KEYS).map(|at| key(at.to_string())).collect();
         let mut starts = Vec::new();
@@ -105,15 +94,7 @@ impl Closed {
         store.close(Duration::ZERO).unwrap();
         drop(store);
         let ends = starts.iter().copied().skip(1).chain([end]).collect();
-        let mut closed = Self {
-            disk,
-            clock,
-            setting,
-            keys,
-            answers: Vec::new(),
-            start: starts[0],
-            ends,
-        };
+        let mut closed = Self { disk, clock, setting, keys, answers: Vec::new(), start: starts[0], ends };
         let whole = closed.open(&closed.disk.kill()).unwrap();
         closed.answers = closed.keys.iter().map(|key| closed.ask(&whole, key)).collect();
         closed
@@ -138,18 +119,11 @@ impl Closed {
     fn files(&self) -> Vec<(String, usize)> {
         let names = self.disk.list().unwrap();
         let bytes_max = 1 << 20;
-        names
-            .into_iter()
-            .map(|name| (name.clone(), self.disk.read(&name, bytes_max).unwrap().len()))
-            .collect()
+        names.into_iter().map(|name| (name.clone(), self.disk.read(&name, bytes_max).unwrap().len())).collect()
     }
 
     fn bytes(&self, disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
-        disk.list()
-            .unwrap()
-            .into_iter()
-            .map(|name| (name.clone(), disk.read(&name, 1 << 20).unwrap()))
-            .collect()
+        disk.list().unwrap().into_iter().map(|name| (name.clone(), disk.read(&name, 1 << 20).unwrap())).collect()
     }
 
     /// The last byte of the log that was ever written, with the end mark and some room behind it.
@@ -179,11 +153,7 @@ fn a_flipped_bit_in_any_byte_of_a_closed_store_is_told_or_hits_nothing_that_coun
     let cases: Vec<(String, usize)> = closed
         .files()
         .iter()
-        .flat_map(|(name, bytes)| {
-            places(name, *bytes, closed.used())
-                .into_iter()
-                .map(|at| (name.clone(), at))
-        })
+        .flat_map(|(name, bytes)| places(name, *bytes, closed.used()).into_iter().map(|at| (name.clone(), at)))
         .collect();
     let half = cases.len() / 2;
     let (told, harmless) = thread::scope(|threads| {
@@ -192,10 +162,7 @@ fn a_flipped_bit_in_any_byte_of_a_closed_store_is_told_or_hits_nothing_that_coun
         let (more_told, more_harmless) = other.join().unwrap();
         (told + more_told, harmless + more_harmless)
     });
-    tell(&format!(
-        "flipped bits: {} places, {told} told, {harmless} hit nothing that counts",
-        cases.len()
-    ));
+    tell(&format!("flipped bits: {} places, {told} told, {harmless} hit nothing that counts", cases.len()));
     assert!(told > 2000 && harmless > 500, "{told} told, {harmless} harmless");
 }
 
@@ -218,21 +185,10 @@ fn flip_each(closed: &Closed, cases: &[(String, usize)]) -> (usize, usize) {
                 let kinds = [ErrorKind::Corrupt, ErrorKind::ForeignDirectory];
                 assert!(kinds.contains(&error.kind()), "{name} byte {at}: {said}");
                 assert!(said.contains(name), "{name} byte {at}: {said}");
-                assert_eq!(
-                    disk.steps(),
-                    before,
-                    "{name} byte {at}: an opening that fails changes nothing"
-                );
+                assert_eq!(disk.steps(), before, "{name} byte {at}: an opening that fails changes nothing");
                 if name.starts_with("segment-") && *at >= 8192 {
-                    let place: usize = said
-                        .split("at byte ")
-                        .nth(1)
-                        .unwrap()
-                        .split(':')
-                        .next()
-                        .unwrap()
-                        .parse()
-                        .unwrap();
+                    let place: usize =
+                        said.split("at byte ").nth(1).unwrap().split(':').next().unwrap().parse().unwrap();
                     assert!(place <= *at && *at < place + 400, "{name} byte {at}: {said}");
                 }
             }
@@ -248,9 +204,7 @@ fn a_log_that_was_cut_at_any_byte_keeps_what_lay_before_the_cut_or_is_refused_un
     // Behind the fillers the cuts meet the same records again, so every seventh byte will do.
     for (fillers, step, opened_min, refused_min) in [(0, 1, 1500, 1), (20, 7, 200, 50)] {
         let (opened, refused) = cut_at_each(&Closed::new(EVERYWHERE[0], fillers), step);
-        tell(&format!(
-            "cuts behind {fillers} fillers: {opened} opened, {refused} refused"
-        ));
+        tell(&format!("cuts behind {fillers} fillers: {opened} opened, {refused} refused"));
         assert!(
             opened >= opened_min && refused >= refused_min,
             "{fillers} fillers: {opened} opened, {refused} refused"
@@ -264,9 +218,7 @@ fn cut_at_each(closed: &Closed, step: usize) -> (usize, usize) {
     let files = closed.files();
     let (name, bytes) = files.iter().find(|(name, _)| name.starts_with("segment-")).unwrap();
     let (mut opened, mut refused) = (0, 0);
-    let cuts = (closed.start..closed.used())
-        .step_by(step)
-        .chain((0..*bytes).step_by(1021));
+    let cuts = (closed.start..closed.used()).step_by(step).chain((0..*bytes).step_by(1021));
     let mut cuts: Vec<_> = cuts.collect();
     cuts.sort_unstable();
     for cut in cuts {
@@ -295,10 +247,7 @@ fn cut_at_each(closed: &Closed, step: usize) -> (usize, usize) {
                 refused += 1;
                 assert!(opened == 0, "cut at {cut}: refused, although an earlier cut was not");
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "cut at {cut}: {error}");
-                assert!(
-                    error.to_string().contains(name.as_str()) || cut < 8192,
-                    "cut at {cut}: {error}"
-                );
+                assert!(error.to_string().contains(name.as_str()) || cut < 8192, "cut at {cut}: {error}");
                 assert!(closed.bytes(&disk) == before, "cut at {cut}: something changed");
             }
         }
@@ -313,10 +262,7 @@ fn a_flipped_bit_on_a_real_disk_is_told_with_every_byte_untouched() {
     everywhere(|place| {
         let store = place.open();
         for at in 0..KEYS {
-            assert_eq!(
-                fresh(&store, &key(at.to_string())).complete(&[7; 100]).unwrap(),
-                Completion::Done
-            );
+            assert_eq!(fresh(&store, &key(at.to_string())).complete(&[7; 100]).unwrap(), Completion::Done);
         }
         drop(store);
         for entry in fs::read_dir(place.dir()).unwrap() {
@@ -336,10 +282,7 @@ fn a_flipped_bit_on_a_real_disk_is_told_with_every_byte_untouched() {
                         }
                     }
                     Err(error) => {
-                        assert!(
-                            error.to_string().contains(name.to_str().unwrap()),
-                            "{name:?} byte {at}: {error}"
-                        );
+                        assert!(error.to_string().contains(name.to_str().unwrap()), "{name:?} byte {at}: {error}");
                         assert!(tree(&dir) == before, "{name:?} byte {at}: something changed");
                     }
                 }

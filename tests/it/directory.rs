@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use keyonce::testing::{self, ManualClock, SimDisk, Storage as _};
 use keyonce::{
-    Body, Completion, ErrorKind, Fingerprint, InvalidKey, Key, KeyState, Options, Reserve, ReserveOptions, Retention,
-    Store,
+    Body, Completion, ErrorKind, InvalidKey, Key, KeyState, Options, Reserve, ReserveOptions, Retention, Store,
 };
 
 use crate::place::{
@@ -51,11 +50,7 @@ fn ids_that_look_alike_are_different_keys() {
     everywhere(|place| {
         let store = place.open();
         for id in ids {
-            assert_eq!(
-                fresh(&store, &key(id)).complete(id).unwrap(),
-                Completion::Done,
-                "{id:?} is its own key"
-            );
+            assert_eq!(fresh(&store, &key(id)).complete(id).unwrap(), Completion::Done, "{id:?} is its own key");
         }
         let killed = place.open_after_kill();
         for store in [&store, &killed] {
@@ -88,11 +83,7 @@ fn equal_ids_of_two_scopes_are_different_keys() {
         let store = place.open();
         for (at, (scope, id)) in (0_u8..).zip(names) {
             let key = Key::new(scope, id).unwrap();
-            assert_eq!(
-                fresh(&store, &key).complete(&[at]).unwrap(),
-                Completion::Done,
-                "{scope:?} {id:?}"
-            );
+            assert_eq!(fresh(&store, &key).complete(&[at]).unwrap(), Completion::Done, "{scope:?} {id:?}");
         }
         let killed = place.open_after_kill();
         for store in [&store, &killed] {
@@ -114,36 +105,20 @@ fn every_duration_at_its_ends_is_refused_or_exactly_defined() {
     let options = || place.options();
     let store_with = |options: Options| {
         let dir = tempfile::tempdir().unwrap();
-        Store::open(dir.path().join("store"), options)
-            .map(drop)
-            .map_err(|error| error.kind())
+        Store::open(dir.path().join("store"), options).map(drop).map_err(|error| error.kind())
     };
     let refused = Err(ErrorKind::InvalidOptions);
     let retention = |window| Retention::new(window, 1e-6);
     for (name, set, zero, longest) in [
-        (
-            "lease",
-            (|o: Options, d| o.lease(d)) as fn(Options, Duration) -> Options,
-            refused,
-            refused,
-        ),
-        (
-            "retention",
-            |o, d| o.retention(Retention::new(d, 1e-6)),
-            refused,
-            refused,
-        ),
+        ("lease", (|o: Options, d| o.lease(d)) as fn(Options, Duration) -> Options, refused, refused),
+        ("retention", |o, d| o.retention(Retention::new(d, 1e-6)), refused, refused),
         ("clock_jump_max", |o, d| o.clock_jump_max(d), Ok(()), refused),
         ("lock_wait", |o, d| o.lock_wait(d), Ok(()), Ok(())),
     ] {
         assert_eq!(store_with(set(options(), Duration::ZERO)), zero, "{name} of 0");
         assert_eq!(store_with(set(options(), ns)), Ok(()), "{name} of 1 ns");
         assert_eq!(store_with(set(options(), century)), Ok(()), "{name} of a century");
-        assert_eq!(
-            store_with(set(options(), Duration::MAX)),
-            longest,
-            "{name} of the longest duration"
-        );
+        assert_eq!(store_with(set(options(), Duration::MAX)), longest, "{name} of the longest duration");
     }
 
     let store = place.open_as(options().retention(retention(century)));
@@ -218,10 +193,7 @@ fn the_same_questions_are_answered_the_same_before_and_after_a_close_and_a_kill(
         let owner = fresh(&store, &key("in flight"));
         assert_eq!(owner.save_checkpoint(b"half").unwrap(), Completion::Done);
         assert_eq!(fresh(&store, &key("done")).complete(b"paid").unwrap(), Completion::Done);
-        assert_eq!(
-            fresh(&store, &key("no body")).complete_without_body(b"row 7").unwrap(),
-            Completion::Done
-        );
+        assert_eq!(fresh(&store, &key("no body")).complete_without_body(b"row 7").unwrap(), Completion::Done);
         place.clock.advance(MS);
         let dropped = fresh(&store, &key("dropped"));
         assert_eq!(dropped.save_checkpoint(b"a part").unwrap(), Completion::Done);
@@ -230,9 +202,7 @@ fn the_same_questions_are_answered_the_same_before_and_after_a_close_and_a_kill(
         place.clock.advance(MS);
         drop(second);
         assert_eq!(fresh(&store, &key("released")).release().unwrap(), Completion::Done);
-        let _token = fresh(&store, &key("detached"))
-            .detach(Duration::from_secs(3000))
-            .unwrap();
+        let _token = fresh(&store, &key("detached")).detach(Duration::from_secs(3000)).unwrap();
 
         let same = ["done", "no body", "dropped", "released", "detached", "never seen"];
         let ask = |store: &Store| -> Vec<String> {
@@ -251,10 +221,7 @@ fn the_same_questions_are_answered_the_same_before_and_after_a_close_and_a_kill(
                 };
                 format!("{id}: {} / {mine} / {other}", snapshot(store, &key(id)))
             };
-            same.iter()
-                .filter(|id| !["released", "never seen"].contains(id))
-                .map(answer)
-                .collect()
+            same.iter().filter(|id| !["released", "never seen"].contains(id)).map(answer).collect()
         };
         let before = ask(&store);
         let token = owner.token();
@@ -266,11 +233,7 @@ fn the_same_questions_are_answered_the_same_before_and_after_a_close_and_a_kill(
         for (what, store) in [("kill", &killed), ("close", &reopened)] {
             assert_eq!(ask(store), before, "after the {what}");
             let stop = interrupted(store, &key("in flight"));
-            assert_eq!(
-                (stop.token, stop.attempt, stop.checkpoint()),
-                (token, 1, &b"half"[..]),
-                "after the {what}"
-            );
+            assert_eq!((stop.token, stop.attempt, stop.checkpoint()), (token, 1, &b"half"[..]), "after the {what}");
             for free in ["released", "never seen"] {
                 assert_eq!(state(store, &key(free)), None, "after the {what}");
             }
@@ -300,13 +263,7 @@ fn a_directory_is_open_once_by_whatever_path() {
         let relative = up.join(place.dir().strip_prefix("/").unwrap());
         assert!(relative.is_relative() && relative.exists());
         let before = tree(&place.dir());
-        for path in [
-            place.dir(),
-            link,
-            relative,
-            place.dir().join("."),
-            place.dir().join("../store"),
-        ] {
+        for path in [place.dir(), link, relative, place.dir().join("."), place.dir().join("../store")] {
             assert_eq!(refused(&path, place.options()), ErrorKind::Locked, "{path:?}");
             // The failed try has not freed the lock, nor changed a byte.
             assert_eq!(refused(place.dir(), place.options()), ErrorKind::Locked);
@@ -326,10 +283,7 @@ fn a_directory_is_open_once_by_whatever_path() {
         second.close(Duration::ZERO).unwrap();
         let third = place.open();
         replays(&third, &key("a"), b"paid");
-        assert_eq!(
-            second.reserve(&key("a"), request()).unwrap_err().kind(),
-            ErrorKind::Closed
-        );
+        assert_eq!(second.reserve(&key("a"), request()).unwrap_err().kind(), ErrorKind::Closed);
     });
 }
 
@@ -337,10 +291,7 @@ fn a_directory_is_open_once_by_whatever_path() {
 fn opening_waits_for_the_lock_as_long_as_it_was_told() {
     let place = Place::new(EVERYWHERE[0]);
     let store = place.open();
-    assert_eq!(
-        refused(place.dir(), place.options().lock_wait(Duration::from_millis(20))),
-        ErrorKind::Locked
-    );
+    assert_eq!(refused(place.dir(), place.options().lock_wait(Duration::from_millis(20))), ErrorKind::Locked);
     let (dir, options) = (place.dir(), place.options().lock_wait(Duration::MAX));
     let waiter = thread::spawn(move || Store::open(dir, options));
     assert_eq!(fresh(&store, &key("a")).complete(b"paid").unwrap(), Completion::Done);
@@ -355,10 +306,7 @@ fn a_directory_that_is_being_recovered_is_locked_at_every_step() {
         let (disk, clock) = (SimDisk::new(), ManualClock::default());
         let store = testing::open(disk.clone(), setting.options(&clock), 1).unwrap();
         for at in 0..20 {
-            assert_eq!(
-                fresh(&store, &key(at.to_string())).complete(b"paid").unwrap(),
-                Completion::Done
-            );
+            assert_eq!(fresh(&store, &key(at.to_string())).complete(b"paid").unwrap(), Completion::Done);
         }
         let disk = disk.kill();
         let steps = Arc::new(std::sync::atomic::AtomicU32::new(0));
@@ -369,10 +317,7 @@ fn a_directory_that_is_being_recovered_is_locked_at_every_step() {
         });
         let after = testing::open(disk.clone(), setting.options(&clock), 2).unwrap();
         assert!(after.opened().copied > 0);
-        assert!(
-            steps.load(std::sync::atomic::Ordering::Relaxed) > 3,
-            "recovery took no steps"
-        );
+        assert!(steps.load(std::sync::atomic::Ordering::Relaxed) > 3, "recovery took no steps");
         replays(&after, &key("0"), b"paid");
     }
 }
@@ -388,10 +333,7 @@ fn the_child_opens_a_directory() {
     match std::env::var(CHILD_TASK).unwrap().as_str() {
         "hold" => {
             let store = opened.unwrap();
-            assert_eq!(
-                fresh(&store, &key("child")).complete(b"by the child").unwrap(),
-                Completion::Done
-            );
+            assert_eq!(fresh(&store, &key("child")).complete(b"by the child").unwrap(), Completion::Done);
             tell("child: open");
             // Until the parent closes its end, or dies.
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -406,12 +348,7 @@ fn the_child_opens_a_directory() {
 fn child(dir: &Path, task: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args([
-            "--exact",
-            "directory::the_child_opens_a_directory",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["--exact", "directory::the_child_opens_a_directory", "--nocapture", "--test-threads=1"])
         .env(CHILD_DIR, dir)
         .env(CHILD_TASK, task)
         .stdin(Stdio::piped())
@@ -425,9 +362,7 @@ fn start(mut command: Command) -> (Child, ChildStdin, String) {
     let mut child = command.spawn().unwrap();
     let stdin = child.stdin.take().unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let said = lines
-        .map(Result::unwrap)
-        .find_map(|line| line.strip_prefix("child: ").map(str::to_owned));
+    let said = lines.map(Result::unwrap).find_map(|line| line.strip_prefix("child: ").map(str::to_owned));
     (child, stdin, said.expect("the child ended without a word"))
 }
 
@@ -441,11 +376,7 @@ fn a_directory_that_another_process_has_open_is_locked_until_that_ends() {
         let (mut holder, stdin, said) = start(child(&dir, "hold"));
         assert_eq!(said, "open");
         assert_eq!(refused(&dir, options()), ErrorKind::Locked);
-        assert_eq!(
-            refused(&dir, options()),
-            ErrorKind::Locked,
-            "the first failure has not freed it"
-        );
+        assert_eq!(refused(&dir, options()), ErrorKind::Locked, "the first failure has not freed it");
         if killed {
             holder.kill().unwrap();
         }
@@ -549,9 +480,7 @@ fn parts_of_another_store_are_refused_with_every_byte_untouched() {
             bytes.push(0);
             fs::write(dir.join("keyonce.store"), bytes).unwrap();
         }),
-        ("no keyonce.store", ErrorKind::Corrupt, &|dir| {
-            fs::remove_file(dir.join("keyonce.store")).unwrap()
-        }),
+        ("no keyonce.store", ErrorKind::Corrupt, &|dir| fs::remove_file(dir.join("keyonce.store")).unwrap()),
         ("no segment", ErrorKind::Corrupt, &|dir| {
             for entry in fs::read_dir(dir).unwrap() {
                 let path = entry.unwrap().path();
@@ -586,15 +515,9 @@ fn files_beside_the_log_do_not_keep_it_from_opening_and_stay_as_they_are() {
         fs::write(dir.join("segment-1.keyonce"), "a name that is nearly ours").unwrap();
         fs::write(dir.join("keyonce.store.tmp"), "a publication that a crash cut short").unwrap();
         // Half-made spares: a crash during their creation leaves any length, and zeros.
-        for (index, bytes) in [
-            (0xa0, 0),
-            (0xa1, 1),
-            (0xa2, 255),
-            (0xa3, 4096),
-            (0xa4, 8192),
-            (0xa5, 8200),
-            (0xa6, 70_000),
-        ] {
+        for (index, bytes) in
+            [(0xa0, 0), (0xa1, 1), (0xa2, 255), (0xa3, 4096), (0xa4, 8192), (0xa5, 8200), (0xa6, 70_000)]
+        {
             fs::write(dir.join(format!("segment-000000{index:02x}.keyonce")), vec![0; bytes]).unwrap();
         }
         for _ in 0..3 {
@@ -603,10 +526,7 @@ fn files_beside_the_log_do_not_keep_it_from_opening_and_stay_as_they_are() {
             drop(store);
             assert_eq!(fs::read(dir.join("notes.txt")).unwrap(), b"foreign");
             assert_eq!(fs::read(dir.join("below/table")).unwrap(), b"foreign");
-            assert_eq!(
-                fs::read(dir.join("segment-1.keyonce")).unwrap(),
-                b"a name that is nearly ours"
-            );
+            assert_eq!(fs::read(dir.join("segment-1.keyonce")).unwrap(), b"a name that is nearly ours");
         }
     });
 }
@@ -617,21 +537,12 @@ struct Mount(PathBuf);
 impl Mount {
     /// A file system in memory at `at`; `None` when this process may not mount.
     fn tmpfs(at: &Path) -> Option<Self> {
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"])
-            .arg(at)
-            .output();
-        mounted
-            .is_ok_and(|output| output.status.success())
-            .then(|| Self(at.to_owned()))
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(at).output();
+        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
     }
 
     fn read_only(&self) {
-        let output = Command::new("mount")
-            .args(["-o", "remount,ro"])
-            .arg(&self.0)
-            .output()
-            .unwrap();
+        let output = Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -639,11 +550,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let unmounted = Command::new("umount").arg(&self.0).status();
-        assert!(
-            unmounted.is_ok_and(|status| status.success()) || thread::panicking(),
-            "{:?} stays mounted",
-            self.0
-        );
+        assert!(unmounted.is_ok_and(|status| status.success()) || thread::panicking(), "{:?} stays mounted", self.0);
     }
 }
 
@@ -670,11 +577,7 @@ fn a_read_only_mount_is_an_error_with_every_byte_untouched() {
             let error = Store::open(at.join(name), setting.options(&place.clock)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Io, "{name}: {error}");
             let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
-            assert_eq!(
-                source.unwrap().kind(),
-                std::io::ErrorKind::ReadOnlyFilesystem,
-                "{name}: {error}"
-            );
+            assert_eq!(source.unwrap().kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{name}: {error}");
         }
     }
     assert!(tree(&at) == before);
@@ -708,19 +611,4 @@ fn a_missing_permission_is_an_error_with_every_byte_untouched() {
         assert!(tried.wait().unwrap().success());
         assert!(tree(place.root()) == before, "{dir:?}: something changed");
     }
-}
-
-/// A request's fingerprint is all that is kept of its body.
-#[test]
-fn no_byte_of_a_request_body_is_on_the_disk() {
-    everywhere(|place| {
-        let store = place.open();
-        let body = b"4111 1111 1111 1111";
-        let owner = as_fresh(store.reserve(&key("a"), Fingerprint::of(body)).unwrap());
-        assert_eq!(owner.complete(b"paid").unwrap(), Completion::Done);
-        drop(store);
-        for (path, bytes) in tree(&place.dir()) {
-            assert!(!bytes.windows(body.len()).any(|window| window == body), "{path:?}");
-        }
-    });
 }

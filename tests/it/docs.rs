@@ -63,9 +63,7 @@ fn cases() -> Vec<(String, String)> {
         let [name, .., held_by] = cells.as_slice() else {
             continue;
         };
-        if name
-            .strip_prefix(|letter: char| letter.is_ascii_uppercase())
-            .is_some_and(|rest| rest.parse::<u32>().is_ok())
+        if name.strip_prefix(|letter: char| letter.is_ascii_uppercase()).is_some_and(|rest| rest.parse::<u32>().is_ok())
         {
             rows.push(((*name).to_owned(), (*held_by).to_owned()));
         }
@@ -79,10 +77,7 @@ fn every_test_that_the_list_of_cases_names_exists() {
     let mut named = 0;
     for (case, held_by) in cases() {
         let names: Vec<_> = held_by.split('`').skip(1).step_by(2).collect();
-        assert!(
-            !names.is_empty() || held_by == "later",
-            "{case} has neither a test nor `later`: {held_by}"
-        );
+        assert!(!names.is_empty() || held_by == "later", "{case} has neither a test nor `later`: {held_by}");
         for name in names {
             assert!(tests.contains(name), "{case} is held by {name}, which is no test");
             named += 1;
@@ -94,25 +89,11 @@ fn every_test_that_the_list_of_cases_names_exists() {
 #[test]
 fn the_list_of_cases_is_whole_and_the_rows_that_are_due_have_tests() {
     let cases = cases();
-    let counts = [
-        ('O', 12),
-        ('S', 10),
-        ('I', 5),
-        ('T', 6),
-        ('M', 6),
-        ('F', 4),
-        ('D', 15),
-        ('R', 15),
-        ('H', 10),
-    ];
+    let counts = [('O', 12), ('S', 10), ('I', 5), ('T', 6), ('M', 6), ('F', 4), ('D', 15), ('R', 15), ('H', 10)];
     for (letter, count) in counts {
         for number in 1..=count {
             let case = format!("{letter}{number}");
-            assert_eq!(
-                cases.iter().filter(|(name, _)| *name == case).count(),
-                1,
-                "{case} stands in the list once"
-            );
+            assert_eq!(cases.iter().filter(|(name, _)| *name == case).count(), 1, "{case} stands in the list once");
         }
     }
     for due in ["I3", "I4", "S4", "F3", "D9", "D10"] {
@@ -132,13 +113,8 @@ fn locks_and_atomics_come_from_one_file() {
         for (at, line) in shipped(&source) {
             let from_std = line.split("std::sync::").skip(1).any(|rest| {
                 let names = rest.trim_start_matches('{').split([',', '}', ';', '<', '(']);
-                let rest: Vec<_> = if rest.starts_with('{') {
-                    names.collect()
-                } else {
-                    names.take(1).collect()
-                };
-                rest.iter()
-                    .any(|name| std_locks.iter().any(|lock| name.trim().starts_with(lock)))
+                let rest: Vec<_> = if rest.starts_with('{') { names.collect() } else { names.take(1).collect() };
+                rest.iter().any(|name| std_locks.iter().any(|lock| name.trim().starts_with(lock)))
             });
             let found = from_std || banned.iter().any(|word| line.contains(word));
             assert!(!found, "{}:{at} does not use sync.rs: {line}", path.display());
@@ -154,9 +130,7 @@ fn unsafe_code_is_in_one_file() {
         }
         for (at, line) in code(&source) {
             let word = |word: &str| word == "unsafe";
-            let found = line
-                .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
-                .any(word);
+            let found = line.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(word);
             assert!(!found, "{}:{at} is unsafe: {line}", path.display());
         }
     }

@@ -41,11 +41,7 @@ fn level_name(level: Durability) -> &'static str {
 
 fn options(level: Durability) -> Options {
     let retention = Retention::new(Duration::from_secs(24 * 60 * 60), 0.1);
-    Options::new()
-        .durability(level)
-        .retention(retention)
-        .response_bytes_max(1500)
-        .lock_wait(Duration::from_secs(10))
+    Options::new().durability(level).retention(retention).response_bytes_max(1500).lock_wait(Duration::from_secs(10))
 }
 
 fn key(id: &str) -> Key {
@@ -93,10 +89,7 @@ fn the_child_works_until_it_is_killed() {
                     work(store, &format!("{round}-{thread}-{at}"), at);
                     if round > 0 && at % 3 == 0 {
                         // A key of an earlier child: finished, interrupted, or never seen.
-                        revisit(
-                            store,
-                            &format!("{}-{thread}-{}", round - 1 - (at / 3) % round.min(3), at / 9),
-                        );
+                        revisit(store, &format!("{}-{thread}-{}", round - 1 - (at / 3) % round.min(3), at / 9));
                     }
                 }
             });
@@ -119,18 +112,12 @@ fn work(store: &Store, id: &str, at: u64) {
     say(&format!("fresh {id} {token} 1"));
     match at % 8 {
         0 | 1 => {
-            assert_eq!(
-                reservation.save_checkpoint(&checkpoint(id, token)).unwrap(),
-                Completion::Done
-            );
+            assert_eq!(reservation.save_checkpoint(&checkpoint(id, token)).unwrap(), Completion::Done);
             say(&format!("saved {id} {token}"));
             finish(reservation, id);
         }
         2 => {
-            assert_eq!(
-                reservation.save_checkpoint(&checkpoint(id, token)).unwrap(),
-                Completion::Done
-            );
+            assert_eq!(reservation.save_checkpoint(&checkpoint(id, token)).unwrap(), Completion::Done);
             say(&format!("saved {id} {token}"));
             std::mem::forget(reservation);
         }
@@ -152,9 +139,7 @@ fn revisit(store: &Store, id: &str) {
     say(&format!("revisits {id}"));
     match store.reserve(&key(id), fingerprint(id)).unwrap() {
         Reserve::Replay(replay) => {
-            let Body::Kept(bytes) = replay.body() else {
-                panic!("the body of {id} was kept")
-            };
+            let Body::Kept(bytes) = replay.body() else { panic!("the body of {id} was kept") };
             say(&format!("replay {id} {}", hex(bytes)));
         }
         Reserve::Interrupted(interrupted) => {
@@ -220,21 +205,11 @@ impl Ledger {
             }
             "fresh" => {
                 let (token, attempt) = (number(0), number(1));
-                let next = if known.revisited {
-                    attempt > known.attempt
-                } else {
-                    attempt == known.attempt + 1
-                };
+                let next = if known.revisited { attempt > known.attempt } else { attempt == known.attempt + 1 };
                 if known.done || !next || token <= self.token_max_before || token <= known.token {
-                    self.lost
-                        .push(format!("{line}: after {known:?} and token {}", self.token_max_before));
+                    self.lost.push(format!("{line}: after {known:?} and token {}", self.token_max_before));
                 }
-                *known = Known {
-                    token,
-                    attempt,
-                    saved: known.saved,
-                    ..Known::default()
-                };
+                *known = Known { token, attempt, saved: known.saved, ..Known::default() };
                 self.token_max = self.token_max.max(token);
             }
             "saved" => known.saved = Some(number(0)),
@@ -277,23 +252,13 @@ fn found(store: &Store, id: &str, known: &Known) -> Result<(Known, bool), String
         }
         other => return Err(format!("another request is answered {other:?}")),
     }
-    match store
-        .reserve(&key(id), fingerprint(id))
-        .map_err(|error| error.to_string())?
-    {
+    match store.reserve(&key(id), fingerprint(id)).map_err(|error| error.to_string())? {
         Reserve::Replay(replay) => {
             let attempt = u64::from(replay.attempt());
             if known.dropped || replay.body() != Body::Kept(&response(id, known.token)) || attempt != known.attempt {
                 return Err(format!("attempt {attempt} replays {:?}", replay.body()));
             }
-            Ok((
-                Known {
-                    done: true,
-                    revisited: false,
-                    ..*known
-                },
-                !known.done,
-            ))
+            Ok((Known { done: true, revisited: false, ..*known }, !known.done))
         }
         Reserve::Interrupted(stop) if !known.done => {
             let (token, attempt) = (stop.token.to_u64(), u64::from(stop.attempt));
@@ -303,32 +268,16 @@ fn found(store: &Store, id: &str, known: &Known) -> Result<(Known, bool), String
             }
             let dropped = known.dropped && !next;
             // A drop is told after the fact: one that was not told may have happened.
-            let causes: &[_] = if dropped {
-                &[Cause::Dropped]
-            } else {
-                &[Cause::Crash, Cause::Dropped]
-            };
+            let causes: &[_] = if dropped { &[Cause::Dropped] } else { &[Cause::Crash, Cause::Dropped] };
             if !causes.contains(&stop.cause()) {
                 return Err(format!("interrupted by {:?}", stop.cause()));
             }
-            if known
-                .saved
-                .is_some_and(|token| stop.checkpoint() != checkpoint(id, token))
-            {
+            if known.saved.is_some_and(|token| stop.checkpoint() != checkpoint(id, token)) {
                 return Err(format!("its checkpoint is {:?}", stop.checkpoint()));
             }
             let dropped = stop.cause() == Cause::Dropped;
             let further = next || dropped != known.dropped;
-            Ok((
-                Known {
-                    token,
-                    attempt,
-                    saved: known.saved,
-                    dropped,
-                    ..Known::default()
-                },
-                further,
-            ))
+            Ok((Known { token, attempt, saved: known.saved, dropped, ..Known::default() }, further))
         }
         other => Err(format!("{other:?}")),
     }
@@ -353,12 +302,7 @@ fn lines_until_kill(round: u64) -> u64 {
 
 fn spawn(dir: &Path, round: u64, level: Durability) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "kill::the_child_works_until_it_is_killed",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["--exact", "kill::the_child_works_until_it_is_killed", "--nocapture", "--test-threads=1"])
         .env(CHILD_DIR, dir)
         .env(CHILD_ROUND, round.to_string())
         .env(CHILD_LEVEL, level_name(level))
@@ -389,11 +333,7 @@ fn run_child(dir: &Path, round: u64, level: Durability, ledger: &mut Ledger) {
     }
     let ended = child.wait().unwrap();
     let killed = std::os::unix::process::ExitStatusExt::signal(&ended) == Some(9);
-    assert!(
-        killed,
-        "the child of round {round} ended by itself: {ended}\n{}",
-        other.join("\n")
-    );
+    assert!(killed, "the child of round {round} ended by itself: {ended}\n{}", other.join("\n"));
 }
 
 fn loop_at(level: Durability) -> Ledger {
@@ -407,11 +347,7 @@ fn loop_at(level: Durability) -> Ledger {
         if !dir.exists() {
             continue;
         }
-        let looked_at = if round % 2 == 0 {
-            dir.clone()
-        } else {
-            root.path().join(format!("copy-{round}"))
-        };
+        let looked_at = if round % 2 == 0 { dir.clone() } else { root.path().join(format!("copy-{round}")) };
         if looked_at != dir {
             copy_files(&dir, &looked_at);
         }
@@ -427,12 +363,7 @@ fn loop_at(level: Durability) -> Ledger {
             drop(store);
             std::fs::remove_dir_all(looked_at).unwrap();
         }
-        assert!(
-            ledger.lost.is_empty(),
-            "round {round} at {}: {:#?}",
-            level_name(level),
-            ledger.lost
-        );
+        assert!(ledger.lost.is_empty(), "round {round} at {}: {:#?}", level_name(level), ledger.lost);
     }
     tell(&format!(
         "kill -9 at {}: {rounds} kills, {} acknowledgements checked, {} in doubt, {} lost, {} keys, {} torn records",
@@ -443,11 +374,7 @@ fn loop_at(level: Durability) -> Ledger {
         ledger.keys.len(),
         torn,
     ));
-    assert!(
-        ledger.acknowledged >= ACKNOWLEDGED_MIN,
-        "{} acknowledgements prove nothing",
-        ledger.acknowledged
-    );
+    assert!(ledger.acknowledged >= ACKNOWLEDGED_MIN, "{} acknowledgements prove nothing", ledger.acknowledged);
     ledger
 }
 
@@ -474,43 +401,24 @@ fn the_check_notices_what_is_lost() {
         ledger.check(&store);
         ledger.lost
     };
-    let Reserve::Fresh(reservation) = store.reserve(&key("a"), fingerprint("a")).unwrap() else {
-        panic!("a is new")
-    };
+    let Reserve::Fresh(reservation) = store.reserve(&key("a"), fingerprint("a")).unwrap() else { panic!("a is new") };
     let token = reservation.token().to_u64();
     drop(reservation);
     let dropped = [format!("fresh a {token} 1"), format!("dropped a {token}")];
     assert_eq!(heard(&dropped), [""; 0]);
-    assert_eq!(
-        heard(&[format!("fresh a {} 1", token + 8), dropped[1].clone()]).len(),
-        1,
-        "another token"
-    );
-    assert_eq!(
-        heard(&[format!("fresh a {token} 1"), format!("done a {token}")]).len(),
-        1,
-        "a lost completion"
-    );
+    assert_eq!(heard(&[format!("fresh a {} 1", token + 8), dropped[1].clone()]).len(), 1, "another token");
+    assert_eq!(heard(&[format!("fresh a {token} 1"), format!("done a {token}")]).len(), 1, "a lost completion");
     assert_eq!(heard(&[format!("fresh b {token} 1")]).len(), 1, "a lost reservation");
     assert_eq!(
         heard(&[dropped[0].clone(), format!("saved a {token}"), dropped[1].clone()]).len(),
         1,
         "a lost checkpoint"
     );
-    let mut smaller = Ledger {
-        token_max_before: token,
-        ..Ledger::default()
-    };
+    let mut smaller = Ledger { token_max_before: token, ..Ledger::default() };
     smaller.hear(&dropped[0]);
     assert_eq!(smaller.lost.len(), 1, "a token that did not grow");
-    let Reserve::Fresh(reservation) = store.reserve(&key("c"), fingerprint("c")).unwrap() else {
-        panic!("c is new")
-    };
+    let Reserve::Fresh(reservation) = store.reserve(&key("c"), fingerprint("c")).unwrap() else { panic!("c is new") };
     let token = reservation.token();
     assert_eq!(reservation.complete(b"other bytes").unwrap(), Completion::Done);
-    assert_eq!(
-        heard(&[format!("fresh c {token} 1"), format!("done c {token}")]).len(),
-        1,
-        "another response"
-    );
+    assert_eq!(heard(&[format!("fresh c {token} 1"), format!("done c {token}")]).len(), 1, "another response");
 }

@@ -28,22 +28,10 @@ pub(crate) const MS: Duration = Duration::from_millis(1);
 
 /// Every level with every append mode.
 pub(crate) const EVERYWHERE: [Setting; 4] = [
-    Setting {
-        durability: Durability::PowerLoss,
-        append_mode: AppendMode::Positioned,
-    },
-    Setting {
-        durability: Durability::PowerLoss,
-        append_mode: AppendMode::Mapped,
-    },
-    Setting {
-        durability: Durability::ProcessCrash,
-        append_mode: AppendMode::Positioned,
-    },
-    Setting {
-        durability: Durability::ProcessCrash,
-        append_mode: AppendMode::Mapped,
-    },
+    Setting { durability: Durability::PowerLoss, append_mode: AppendMode::Positioned },
+    Setting { durability: Durability::PowerLoss, append_mode: AppendMode::Mapped },
+    Setting { durability: Durability::ProcessCrash, append_mode: AppendMode::Positioned },
+    Setting { durability: Durability::ProcessCrash, append_mode: AppendMode::Mapped },
 ];
 
 /// A level and an append mode.
@@ -77,12 +65,7 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn new(setting: Setting) -> Self {
         let root = tempfile::tempdir().unwrap();
-        Self {
-            root,
-            copies: std::cell::Cell::new(0),
-            setting,
-            clock: ManualClock::default(),
-        }
+        Self { root, copies: std::cell::Cell::new(0), setting, clock: ManualClock::default() }
     }
 
     pub(crate) fn dir(&self) -> PathBuf {
@@ -193,17 +176,13 @@ pub(crate) fn fresh(store: &Store, key: &Key) -> Reservation {
 
 #[track_caller]
 pub(crate) fn as_fresh(reserve: Reserve) -> Reservation {
-    let Reserve::Fresh(reservation) = reserve else {
-        panic!("not Fresh but {reserve:?}")
-    };
+    let Reserve::Fresh(reservation) = reserve else { panic!("not Fresh but {reserve:?}") };
     reservation
 }
 
 #[track_caller]
 pub(crate) fn as_interrupted(reserve: Reserve) -> Interrupted {
-    let Reserve::Interrupted(interrupted) = reserve else {
-        panic!("not Interrupted but {reserve:?}")
-    };
+    let Reserve::Interrupted(interrupted) = reserve else { panic!("not Interrupted but {reserve:?}") };
     interrupted
 }
 
@@ -214,9 +193,7 @@ pub(crate) fn interrupted(store: &Store, key: &Key) -> Interrupted {
 
 #[track_caller]
 pub(crate) fn as_replay(reserve: Reserve) -> Response {
-    let Reserve::Replay(response) = reserve else {
-        panic!("not Replay but {reserve:?}")
-    };
+    let Reserve::Replay(response) = reserve else { panic!("not Replay but {reserve:?}") };
     response
 }
 
@@ -224,10 +201,7 @@ pub(crate) fn as_replay(reserve: Reserve) -> Response {
 #[track_caller]
 pub(crate) fn replays(store: &Store, key: &Key, bytes: &[u8]) -> Response {
     let response = as_replay(reserve(store, key));
-    assert!(
-        response.body() == Body::Kept(bytes),
-        "another response than was stored: {response:?}"
-    );
+    assert!(response.body() == Body::Kept(bytes), "another response than was stored: {response:?}");
     response
 }
 

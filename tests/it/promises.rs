@@ -26,9 +26,6 @@ fn waiting() -> ReserveOptions {
 
 /// Opens a store on a simulated disk; `seed` differs for each opening of one disk.
 fn open_on(disk: &SimDisk, clock: &ManualClock, durability: Durability, seed: u64) -> Store {
-    let setting = EVERYWHERE
-        .into_iter()
-        .find(|setting| setting.durability == durability)
-        .unwrap();
+    let setting = EVERYWHERE.into_iter().find(|setting| setting.durability == durability).unwrap();
     testing::open(disk.clone(), setting.options(clock), seed).unwrap()
 }

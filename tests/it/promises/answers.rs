@@ -23,11 +23,7 @@ use super::{Named, open_on, waiting};
 fn p1_one_owner_of_many_threads() {
     everywhere(|place| {
         let store = place.open();
-        let rounds = if place.setting.durability == Durability::PowerLoss {
-            20
-        } else {
-            100
-        };
+        let rounds = if place.setting.durability == Durability::PowerLoss { 20 } else { 100 };
         let start = Barrier::new(8);
         for round in 0..rounds {
             let key = key(format!("round-{round}"));
@@ -65,9 +61,7 @@ fn p1_after_expiry_one_of_two_retries_is_fresh() {
         assert_eq!(fresh(&store, &key).complete(b"old").unwrap(), Completion::Done);
         place.clock.advance(WINDOW);
         let owner = fresh(&store, &key);
-        let Reserve::InFlight(in_flight) = reserve(&store, &key) else {
-            panic!("the first retry owns it")
-        };
+        let Reserve::InFlight(in_flight) = reserve(&store, &key) else { panic!("the first retry owns it") };
         assert_eq!(in_flight.info().token, owner.token());
         assert_eq!(in_flight.retry_after(), LEASE);
     });
@@ -198,9 +192,7 @@ fn p1_in_flight_can_be_waited_for_afterwards() {
         let store = place.open();
         let key = key("a");
         let owner = fresh(&store, &key);
-        let Reserve::InFlight(in_flight) = reserve(&store, &key) else {
-            panic!("it is owned")
-        };
+        let Reserve::InFlight(in_flight) = reserve(&store, &key) else { panic!("it is owned") };
         thread::scope(|threads| {
             let waiter = threads.spawn(|| as_replay(in_flight.wait(Duration::MAX).unwrap()));
             until_in_flight(&store, 2);
@@ -229,10 +221,7 @@ fn p2_a_reservation_survives_a_kill_as_interrupted_and_hands_its_checkpoint_over
             assert_eq!((stop.cause(), stop.token, stop.attempt), (Cause::Crash, token, 1));
             assert_eq!(stop.checkpoint(), checkpoint);
             let next = as_fresh(stop.take_over().unwrap());
-            assert_eq!(
-                (next.attempt_view().number(), next.attempt_view().checkpoint()),
-                (2, checkpoint)
-            );
+            assert_eq!((next.attempt_view().number(), next.attempt_view().checkpoint()), (2, checkpoint));
             // What the new owner saves takes its place.
             assert_eq!(next.save_checkpoint(b"more").unwrap(), Completion::Done);
             drop(next);
@@ -250,10 +239,7 @@ fn p2_a_reservation_survives_every_power_loss() {
     for (at, image) in (2..).zip(disk.images(64)) {
         let after = open_on(&image, &clock, Durability::PowerLoss, at);
         let stop = interrupted(&after, &key("a"));
-        assert_eq!(
-            (stop.cause(), stop.token, stop.checkpoint()),
-            (Cause::Crash, owner.token(), &b"half"[..])
-        );
+        assert_eq!((stop.cause(), stop.token, stop.checkpoint()), (Cause::Crash, owner.token(), &b"half"[..]));
     }
 }
 
@@ -303,14 +289,9 @@ fn p3_no_answer_rests_on_a_record_that_may_still_be_lost() {
     let asks: [Named<fn(&Store)>; 4] = [
         ("replay", |store| drop(replays(store, &key("a"), b"paid"))),
         ("mismatch", |store| {
-            assert!(matches!(
-                store.reserve(&key("a"), other_request()).unwrap(),
-                Reserve::Mismatch(_)
-            ));
+            assert!(matches!(store.reserve(&key("a"), other_request()).unwrap(), Reserve::Mismatch(_)));
         }),
-        ("peek", |store| {
-            assert_eq!(state(store, &key("a")), Some(KeyState::Done))
-        }),
+        ("peek", |store| assert_eq!(state(store, &key("a")), Some(KeyState::Done))),
         ("sync", |store| store.sync().unwrap()),
     ];
     for (name, ask) in asks {
@@ -333,11 +314,8 @@ fn p3_a_superseded_owner_is_told_only_what_is_durable() {
     let store = open_on(&disk, &clock, Durability::PowerLoss, 1);
     let first = as_fresh(store.reserve_with(&key("a"), request(), &weak).unwrap());
     clock.advance(LEASE);
-    let second = as_fresh(
-        as_interrupted(store.reserve_with(&key("a"), request(), &weak).unwrap())
-            .take_over()
-            .unwrap(),
-    );
+    let second =
+        as_fresh(as_interrupted(store.reserve_with(&key("a"), request(), &weak).unwrap()).take_over().unwrap());
     assert_eq!(first.complete(b"late").unwrap(), Completion::Superseded);
     let after = open_on(&disk.crash_all_old(), &clock, Durability::PowerLoss, 2);
     assert_eq!(interrupted(&after, &key("a")).token, second.token());
@@ -366,11 +344,7 @@ fn p3_a_close_lets_running_owners_finish_as_long_as_it_was_told() {
             drop(store);
             let after = place.open();
             assert!(after.opened().clean);
-            let expected = if finishes {
-                KeyState::Done
-            } else {
-                KeyState::Interrupted
-            };
+            let expected = if finishes { KeyState::Done } else { KeyState::Interrupted };
             assert_eq!(state(&after, &key("a")), Some(expected));
         });
     }
@@ -434,19 +408,12 @@ fn p4_a_response_is_refused_beyond_the_limit_before_a_byte_is_written_and_the_gu
         let (token, steps) = (owner.token(), disk.steps());
         let NotStored { error, reservation } = owner.complete(&[1; RESPONSE_BYTES_MAX + 1]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooLarge);
-        let NotStored { error, reservation } = reservation
-            .complete_without_body(&[1; RESPONSE_BYTES_MAX + 1])
-            .unwrap_err();
+        let NotStored { error, reservation } =
+            reservation.complete_without_body(&[1; RESPONSE_BYTES_MAX + 1]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooLarge);
         assert_eq!(disk.steps(), steps, "steps of the disk");
-        assert_eq!(
-            (reservation.token(), state(&store, &key)),
-            (token, Some(KeyState::InFlight))
-        );
-        assert_eq!(
-            reservation.complete(&[1; RESPONSE_BYTES_MAX]).unwrap(),
-            Completion::Done
-        );
+        assert_eq!((reservation.token(), state(&store, &key)), (token, Some(KeyState::InFlight)));
+        assert_eq!(reservation.complete(&[1; RESPONSE_BYTES_MAX]).unwrap(), Completion::Done);
         replays(&store, &key, &[1; RESPONSE_BYTES_MAX]);
     }
 }
@@ -463,10 +430,7 @@ fn p4_a_response_that_is_exactly_the_rest_of_a_segment_is_stored_like_any_other(
             let store = open_on(&disk, &clock, durability, 1);
             let mut at = 0_u32;
             while disk_segments(&store) == 1 {
-                assert_eq!(
-                    fresh(&store, &key(at.to_string())).complete(&[7; 3000]).unwrap(),
-                    Completion::Done
-                );
+                assert_eq!(fresh(&store, &key(at.to_string())).complete(&[7; 3000]).unwrap(), Completion::Done);
                 at += 1;
             }
             at - 1
@@ -475,10 +439,7 @@ fn p4_a_response_that_is_exactly_the_rest_of_a_segment_is_stored_like_any_other(
             let disk = SimDisk::new();
             let store = open_on(&disk, &clock, durability, 1);
             for at in 0..fillers {
-                assert_eq!(
-                    fresh(&store, &key(at.to_string())).complete(&[7; 3000]).unwrap(),
-                    Completion::Done
-                );
+                assert_eq!(fresh(&store, &key(at.to_string())).complete(&[7; 3000]).unwrap(), Completion::Done);
             }
             let owner = fresh(&store, &key("last"));
             assert_eq!(disk_segments(&store), 1, "there is room for the last response");
@@ -487,25 +448,15 @@ fn p4_a_response_that_is_exactly_the_rest_of_a_segment_is_stored_like_any_other(
             (disk, store, rolled)
         };
         let (mut fits, mut rolls) = (0, RESPONSE_BYTES_MAX);
-        assert!(
-            with_last(rolls).2 && !with_last(fits).2,
-            "the rest of the segment lies between"
-        );
+        assert!(with_last(rolls).2 && !with_last(fits).2, "the rest of the segment lies between");
         while rolls - fits > 1 {
             let middle = fits.midpoint(rolls);
-            if with_last(middle).2 {
-                rolls = middle
-            } else {
-                fits = middle
-            }
+            if with_last(middle).2 { rolls = middle } else { fits = middle }
         }
         for bytes in [fits.saturating_sub(8), fits, fits + 1, fits + 8, fits + 9] {
             let (disk, store, rolled) = with_last(bytes);
             assert_eq!(rolled, bytes > fits);
-            assert_eq!(
-                fresh(&store, &key("behind")).complete(b"next").unwrap(),
-                Completion::Done
-            );
+            assert_eq!(fresh(&store, &key("behind")).complete(b"next").unwrap(), Completion::Done);
             let killed = open_on(&disk.kill(), &clock, durability, 2);
             store.close(Duration::ZERO).unwrap();
             let closed = open_on(&disk, &clock, durability, 3);
@@ -527,18 +478,13 @@ fn disk_segments(store: &Store) -> u64 {
 
 #[track_caller]
 fn mismatches(store: &Store, key: &Key, expected: KeyState) {
-    let Reserve::Mismatch(mismatch) = store.reserve(key, other_request()).unwrap() else {
-        panic!("another request")
-    };
+    let Reserve::Mismatch(mismatch) = store.reserve(key, other_request()).unwrap() else { panic!("another request") };
     assert_eq!(mismatch.state, expected);
     let first_seen = info(store, key).first_seen;
     assert_eq!(mismatch.first_seen, first_seen);
     // A waiter is told at once, and a policy that takes over does not take over for another request.
     let with = waiting().on_interrupted(OnInterrupted::TakeOver);
-    assert!(matches!(
-        store.reserve_with(key, other_request(), &with).unwrap(),
-        Reserve::Mismatch(_)
-    ));
+    assert!(matches!(store.reserve_with(key, other_request(), &with).unwrap(), Reserve::Mismatch(_)));
 }
 
 #[test]

@@ -22,21 +22,11 @@ use super::{CHECKPOINT_BYTES_MAX, Named, open_on};
 #[test]
 fn p6_only_the_latest_owner_acts() {
     let acts: [Named<fn(keyonce::Reservation)>; 7] = [
-        ("complete", |old| {
-            assert_eq!(old.complete(b"late").unwrap(), Completion::Superseded)
-        }),
-        ("complete_without_body", |old| {
-            assert_eq!(old.complete_without_body(b"").unwrap(), Completion::Superseded)
-        }),
-        ("release", |old| {
-            assert_eq!(old.release().unwrap(), Completion::Superseded)
-        }),
-        ("renew", |old| {
-            assert_eq!(old.renew(LEASE).unwrap(), Completion::Superseded)
-        }),
-        ("save_checkpoint", |old| {
-            assert_eq!(old.save_checkpoint(b"late").unwrap(), Completion::Superseded)
-        }),
+        ("complete", |old| assert_eq!(old.complete(b"late").unwrap(), Completion::Superseded)),
+        ("complete_without_body", |old| assert_eq!(old.complete_without_body(b"").unwrap(), Completion::Superseded)),
+        ("release", |old| assert_eq!(old.release().unwrap(), Completion::Superseded)),
+        ("renew", |old| assert_eq!(old.renew(LEASE).unwrap(), Completion::Superseded)),
+        ("save_checkpoint", |old| assert_eq!(old.save_checkpoint(b"late").unwrap(), Completion::Superseded)),
         ("detach", |old| drop(old.detach(LEASE).unwrap_err())),
         ("drop", drop),
     ];
@@ -52,10 +42,7 @@ fn p6_only_the_latest_owner_acts() {
                 assert!(new.token() > old.token());
                 let mut new = Some(new);
                 if completed {
-                    assert_eq!(
-                        new.take().unwrap().complete(b"by the new owner").unwrap(),
-                        Completion::Done
-                    );
+                    assert_eq!(new.take().unwrap().complete(b"by the new owner").unwrap(), Completion::Done);
                 }
                 let before = snapshot(&store, &key);
                 act(old);
@@ -144,11 +131,7 @@ fn p6_an_old_token_never_acts_again_once_the_key_was_free() {
         assert_eq!(first.release().unwrap(), Completion::Done);
         let second = as_fresh(store.reserve(&key, other_request()).unwrap());
         assert!(second.token() > token);
-        assert_eq!(
-            second.attempt_view().number(),
-            1,
-            "attempts count anew once the key was free"
-        );
+        assert_eq!(second.attempt_view().number(), 1, "attempts count anew once the key was free");
         assert_eq!(view.renew(LEASE).unwrap(), Completion::Superseded);
         assert_eq!(view.save_checkpoint(b"old").unwrap(), Completion::Superseded);
         assert!(matches!(store.reattach(&key, token), Err(NotReattached::Superseded)));
@@ -156,10 +139,7 @@ fn p6_an_old_token_never_acts_again_once_the_key_was_free() {
         let killed = place.open_after_kill();
         for store in [&store, &killed] {
             assert!(matches!(store.reattach(&key, token), Err(NotReattached::Superseded)));
-            assert_eq!(
-                as_replay(store.reserve(&key, other_request()).unwrap()).body(),
-                Body::Kept(b"other")
-            );
+            assert_eq!(as_replay(store.reserve(&key, other_request()).unwrap()).body(), Body::Kept(b"other"));
         }
     });
 }
@@ -171,9 +151,7 @@ fn p6_a_record_of_a_short_retention_hides_the_long_one_beneath_it_also_after_a_r
         let store = place.open();
         let key = key("a");
         drop(fresh(&store, &key));
-        let minute = ReserveOptions::new()
-            .retention(Duration::from_secs(60))
-            .on_interrupted(OnInterrupted::TakeOver);
+        let minute = ReserveOptions::new().retention(Duration::from_secs(60)).on_interrupted(OnInterrupted::TakeOver);
         let owner = as_fresh(store.reserve_with(&key, request(), &minute).unwrap());
         assert_eq!(owner.complete(b"paid").unwrap(), Completion::Done);
         place.clock.advance(Duration::from_secs(60));
@@ -201,10 +179,7 @@ fn p6_tokens_grow_across_closes_and_kills() {
             }
             let killed = place.open_after_kill();
             tokens.push(fresh(&killed, &key(format!("{run}-killed"))).token());
-            assert!(
-                tokens.is_sorted_by(|a, b| a < b) && last < tokens.first().copied(),
-                "{last:?} then {tokens:?}"
-            );
+            assert!(tokens.is_sorted_by(|a, b| a < b) && last < tokens.first().copied(), "{last:?} then {tokens:?}");
             last = tokens.get(2).copied();
         }
     });
@@ -314,11 +289,7 @@ fn p8_no_silent_second_run_however_the_owner_ends() {
             let killed = place.open_after_kill();
             for store in [&store, &killed] {
                 let stop = interrupted(store, &key);
-                assert_eq!(
-                    (stop.token, stop.attempt, stop.checkpoint()),
-                    (token, 1, &b"half"[..]),
-                    "{name}"
-                );
+                assert_eq!((stop.token, stop.attempt, stop.checkpoint()), (token, 1, &b"half"[..]), "{name}");
                 assert_eq!(stop.cause(), Cause::Dropped, "{name}");
                 assert_eq!(stop.downstream_key("charge"), key.downstream_key("charge"));
             }
@@ -401,10 +372,7 @@ fn p8_a_resolved_interruption_replays_what_was_found_out() {
         let store = place.open();
         let key = key("a");
         drop(fresh(&store, &key));
-        assert_eq!(
-            interrupted(&store, &key).resolve(b"it went through").unwrap(),
-            Completion::Done
-        );
+        assert_eq!(interrupted(&store, &key).resolve(b"it went through").unwrap(), Completion::Done);
         replays(&store, &key, b"it went through");
         replays(&place.open_after_kill(), &key, b"it went through");
     });
@@ -426,10 +394,7 @@ fn p8_detached_work_goes_on_across_a_reopen_one_holder_at_a_time() {
         for store in [&killed, &reopened] {
             place_is_in_flight(store, &key);
             let again = store.reattach(&key, token).unwrap();
-            assert_eq!(
-                (again.token(), again.attempt_view().checkpoint()),
-                (token, &b"half"[..])
-            );
+            assert_eq!((again.token(), again.attempt_view().checkpoint()), (token, &b"half"[..]));
             assert!(matches!(store.reattach(&key, token), Err(NotReattached::InFlight)));
             assert_eq!(again.complete(b"paid").unwrap(), Completion::Done);
             assert!(matches!(store.reattach(&key, token), Err(NotReattached::Superseded)));
@@ -440,9 +405,7 @@ fn p8_detached_work_goes_on_across_a_reopen_one_holder_at_a_time() {
 
 #[track_caller]
 fn place_is_in_flight(store: &Store, key: &Key) {
-    let Reserve::InFlight(in_flight) = reserve(store, key) else {
-        panic!("its lease is durable")
-    };
+    let Reserve::InFlight(in_flight) = reserve(store, key) else { panic!("its lease is durable") };
     assert!(in_flight.info().detached);
 }
 
@@ -462,10 +425,7 @@ fn p8_a_detached_lease_that_lapses_is_interrupted_and_can_be_taken_up_again() {
             assert_eq!(state(store, &key), Some(KeyState::InFlight));
             drop(again);
             assert_eq!(interrupted(store, &key).cause(), Cause::Dropped);
-            assert!(
-                matches!(store.reattach(&key, token), Err(NotReattached::Superseded)),
-                "it was not detached again"
-            );
+            assert!(matches!(store.reattach(&key, token), Err(NotReattached::Superseded)), "it was not detached again");
         }
     });
 }
@@ -491,15 +451,9 @@ fn p8_reattach_takes_only_the_latest_detached_reservation() {
         let key = key("a");
         let owner = fresh(&store, &key);
         let never = keyonce::Token::from_u64(owner.token().to_u64() + 8);
-        assert!(matches!(
-            store.reattach(&key, owner.token()),
-            Err(NotReattached::InFlight)
-        ));
+        assert!(matches!(store.reattach(&key, owner.token()), Err(NotReattached::InFlight)));
         assert!(matches!(store.reattach(&key, never), Err(NotReattached::Superseded)));
-        assert!(matches!(
-            store.reattach(&crate::place::key("b"), owner.token()),
-            Err(NotReattached::Superseded)
-        ));
+        assert!(matches!(store.reattach(&crate::place::key("b"), owner.token()), Err(NotReattached::Superseded)));
         let token = owner.detach(LEASE).unwrap();
         place.clock.advance(LEASE);
         let next = as_fresh(interrupted(&store, &key).take_over().unwrap());
@@ -522,23 +476,15 @@ fn p8_once_runs_the_work_once_and_says_what_became_of_it() {
         };
         // Ok: ran, then replayed.
         assert!(matches!(once("ok", Ok(b"paid".to_vec())), Ok(Outcome::Ran(body)) if body == b"paid"));
-        let Ok(Outcome::Replayed(response)) = once("ok", Ok(b"again".to_vec())) else {
-            panic!("it was done")
-        };
+        let Ok(Outcome::Replayed(response)) = once("ok", Ok(b"again".to_vec())) else { panic!("it was done") };
         assert_eq!((response.body(), runs.get()), (Body::Kept(&b"paid"[..]), 1));
         // NothingHappened: free again.
         let refused = once("nothing", Err(Failed::NothingHappened("no")));
         assert!(matches!(refused, Err(OnceError::Work("no"))));
         assert!(matches!(once("nothing", Ok(Vec::new())), Ok(Outcome::Ran(_))));
         // Unknown: interrupted.
-        assert!(matches!(
-            once("unknown", Err("lost".into())),
-            Err(OnceError::Work("lost"))
-        ));
-        assert!(matches!(
-            once("unknown", Ok(Vec::new())),
-            Err(OnceError::Interrupted(_))
-        ));
+        assert!(matches!(once("unknown", Err("lost".into())), Err(OnceError::Work("lost"))));
+        assert!(matches!(once("unknown", Ok(Vec::new())), Err(OnceError::Interrupted(_))));
         // A panic: interrupted.
         let panics = || {
             store.once(&key("panic"), request(), |_| -> Result<Vec<u8>, Failed<Infallible>> {
@@ -550,18 +496,15 @@ fn p8_once_runs_the_work_once_and_says_what_became_of_it() {
         // Too large to be kept: done all the same.
         let large = vec![1; RESPONSE_BYTES_MAX + 1];
         assert!(matches!(once("large", Ok(large.clone())), Ok(Outcome::Ran(body)) if body == large));
-        let Ok(Outcome::Replayed(response)) = once("large", Ok(Vec::new())) else {
-            panic!("it was done")
-        };
+        let Ok(Outcome::Replayed(response)) = once("large", Ok(Vec::new())) else { panic!("it was done") };
         assert_eq!(response.body(), Body::NotKept { reference: b"" });
         // Another owner, another request.
         let before = runs.get();
         let owner = fresh(&store, &key("owned"));
         assert!(matches!(once("owned", Ok(Vec::new())), Err(OnceError::InFlight(_))));
         drop(owner);
-        let other = store.once(&key("ok"), other_request(), |_| -> Result<_, Failed<Infallible>> {
-            panic!("must not run")
-        });
+        let other =
+            store.once(&key("ok"), other_request(), |_| -> Result<_, Failed<Infallible>> { panic!("must not run") });
         assert!(matches!(other, Err(OnceError::Mismatch(_))));
         assert_eq!(runs.get(), before, "work that was not to be done");
     });

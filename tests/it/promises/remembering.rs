@@ -166,13 +166,8 @@ fn p10_damage_is_told_and_no_byte_changes() {
         store.close(Duration::ZERO).unwrap();
         drop(store);
         // In the first segment the token of a reservation is the place of its record.
-        let segment = std::fs::read_dir(place.dir())
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        let segment = segment
-            .filter(|path| path.to_string_lossy().contains("segment-"))
-            .min()
-            .unwrap();
+        let segment = std::fs::read_dir(place.dir()).unwrap().map(|entry| entry.unwrap().path());
+        let segment = segment.filter(|path| path.to_string_lossy().contains("segment-")).min().unwrap();
         let name = segment.file_name().unwrap().to_str().unwrap().to_owned();
         let whole = std::fs::read(&segment).unwrap();
         for (at, token) in tokens.iter().enumerate() {
@@ -183,10 +178,7 @@ fn p10_damage_is_told_and_no_byte_changes() {
             let error = Store::open(place.dir(), place.options()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "record {at}");
             let told = error.to_string();
-            assert!(
-                told.contains(&name) && told.contains(&format!("byte {token}:")),
-                "{told}"
-            );
+            assert!(told.contains(&name) && told.contains(&format!("byte {token}:")), "{told}");
             assert!(crate::place::tree(&place.dir()) == before, "bytes changed");
         }
         std::fs::write(&segment, &whole).unwrap();
@@ -220,11 +212,7 @@ fn p10_a_torn_tail_is_skipped_and_reported() {
         assert!(fresh(&after, &key("b")).token() > torn.token());
         drop(after);
         let again = Store::open(&dir, place.options()).unwrap();
-        assert_eq!(
-            (again.opened().clean, again.opened().torn),
-            (true, 0),
-            "the decision was made once"
-        );
+        assert_eq!((again.opened().clean, again.opened().torn), (true, 0), "the decision was made once");
     });
 }
 
