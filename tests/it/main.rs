@@ -4,5 +4,11 @@
 
 mod cli_demo;
 mod cli_run;
+mod damage;
+mod directory;
+mod docs;
+mod kill;
+mod place;
+mod promises;
 mod ring;
 mod smoke;

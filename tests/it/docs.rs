@@ -1,0 +1,137 @@
+//! What the papers say of the sources, held against the sources.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every Rust file below a directory of the crate.
+fn sources(below: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(below)];
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push((path.clone(), fs::read_to_string(&path).unwrap()));
+        }
+    }
+    assert!(!found.is_empty(), "there are sources below {below}");
+    found
+}
+
+/// The lines of a source that are not comments, with their numbers.
+fn code(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = source.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    lines.filter(|(_, line)| !line.starts_with("//"))
+}
+
+/// The code of a source without the unit tests at its end, which run under no model checker.
+fn shipped(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut before = "";
+    code(source).take_while(move |(_, line)| {
+        let tests = before == "#[cfg(test)]" && line.starts_with("mod ") && line.ends_with('{');
+        before = line;
+        !tests
+    })
+}
+
+/// The names of all functions that are tests.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (_, source) in sources("src").into_iter().chain(sources("tests")) {
+        let mut is_test = false;
+        for (_, line) in code(&source) {
+            match line.strip_prefix("fn ").and_then(|rest| rest.split_once('(')) {
+                Some((name, _)) if is_test => {
+                    names.insert(name.to_owned());
+                    is_test = false;
+                }
+                Some(_) => is_test = false,
+                None => is_test |= line == "#[test]",
+            }
+        }
+    }
+    names
+}
+
+/// The rows of the tables in tests/cases.md: the name of the case, and what the last column says.
+fn cases() -> Vec<(String, String)> {
+    let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases.md")).unwrap();
+    let mut rows = Vec::new();
+    for line in list.lines() {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, .., held_by] = cells.as_slice() else {
+            continue;
+        };
+        if name.strip_prefix(|letter: char| letter.is_ascii_uppercase()).is_some_and(|rest| rest.parse::<u32>().is_ok())
+        {
+            rows.push(((*name).to_owned(), (*held_by).to_owned()));
+        }
+    }
+    rows
+}
+
+#[test]
+fn every_test_that_the_list_of_cases_names_exists() {
+    let tests = tests();
+    let mut named = 0;
+    for (case, held_by) in cases() {
+        let names: Vec<_> = held_by.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty() || held_by == "later", "{case} has neither a test nor `later`: {held_by}");
+        for name in names {
+            assert!(tests.contains(name), "{case} is held by {name}, which is no test");
+            named += 1;
+        }
+    }
+    assert!(named >= 50, "only {named} tests are named: the list was not read");
+}
+
+#[test]
+fn the_list_of_cases_is_whole_and_the_rows_that_are_due_have_tests() {
+    let cases = cases();
+    let counts = [('O', 12), ('S', 10), ('I', 5), ('T', 6), ('M', 6), ('F', 4), ('D', 15), ('R', 15), ('H', 10)];
+    for (letter, count) in counts {
+        for number in 1..=count {
+            let case = format!("{letter}{number}");
+            assert_eq!(cases.iter().filter(|(name, _)| *name == case).count(), 1, "{case} stands in the list once");
+        }
+    }
+    for due in ["I3", "I4", "S4", "F3", "D9", "D10"] {
+        let row = cases.iter().find(|(name, _)| name == due);
+        assert!(row.is_some_and(|(_, held_by)| held_by != "later"), "{due} is due");
+    }
+}
+
+#[test]
+fn locks_and_atomics_come_from_one_file() {
+    let banned = ["parking_lot", "std::sync::atomic", "core::sync::atomic", "loom::sync"];
+    let std_locks = ["Mutex", "RwLock", "Condvar"];
+    for (path, source) in sources("src") {
+        if path.ends_with("src/sync.rs") {
+            continue;
+        }
+        for (at, line) in shipped(&source) {
+            let from_std = line.split("std::sync::").skip(1).any(|rest| {
+                let names = rest.trim_start_matches('{').split([',', '}', ';', '<', '(']);
+                let rest: Vec<_> = if rest.starts_with('{') { names.collect() } else { names.take(1).collect() };
+                rest.iter().any(|name| std_locks.iter().any(|lock| name.trim().starts_with(lock)))
+            });
+            let found = from_std || banned.iter().any(|word| line.contains(word));
+            assert!(!found, "{}:{at} does not use sync.rs: {line}", path.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_in_one_file() {
+    for (path, source) in sources("src") {
+        if path.ends_with("src/map.rs") {
+            continue;
+        }
+        for (at, line) in code(&source) {
+            let word = |word: &str| word == "unsafe";
+            let found = line.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(word);
+            assert!(!found, "{}:{at} is unsafe: {line}", path.display());
+        }
+    }
+}
