@@ -277,6 +277,9 @@ impl Engine {
         let look = self.look(&live, &shard, hash, key, now_ms)?;
         let call = call(look.guard);
         let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
+        if write.is_some() && look.expired_unresolved() {
+            shard.counts.expired_unresolved += 1;
+        }
         let mut bells = Vec::new();
         let mut housekeeping_due = false;
         let (acted, rests_on) = match write {
@@ -551,6 +554,12 @@ impl Shard {
     }
 }
 
+impl Latest<'_> {
+    fn is_unfinished(&self) -> bool {
+        matches!(self.record.kind, StateKind::Reserved | StateKind::Interrupted)
+    }
+}
+
 impl Look<'_> {
     /// A copy of what the latest record carries.
     fn payload(&self) -> Arc<[u8]> {
@@ -560,6 +569,11 @@ impl Look<'_> {
     /// What an answer of this level rests on: the end of the record, and the higher of the two levels.
     fn rests_on(&self, level: Durability) -> Option<(u64, Durability)> {
         self.latest.as_ref().map(|latest| (latest.end_lsn, latest.record.durability.stronger(level)))
+    }
+
+    /// Whether the key was forgotten before anybody found out how its last attempt had ended.
+    fn expired_unresolved(&self) -> bool {
+        self.state == State::Absent && self.latest.as_ref().is_some_and(Latest::is_unfinished)
     }
 
     fn before(&self) -> Before {

@@ -61,11 +61,11 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 ///
-/// `ForeignDirectory`, naming the file.
+/// `ForeignDirectory`, naming the file; `UnsupportedFormat` and `Corrupt`, if the store file says so.
 pub(crate) fn refuse_foreign(storage: &dyn Storage) -> Result<(), Error> {
     let names = list(storage)?;
     if names.iter().any(|name| name == STORE_FILE) {
-        return Ok(());
+        return read_store_file(storage).map(|_| ());
     }
     let ours = |name: &str| {
         name == LOCK_FILE || name == STORE_FILE_PART || name == LOST_AND_FOUND || segment::file_index(name).is_some()

@@ -55,8 +55,11 @@ struct Hole {
 
 impl Scan {
     pub(super) fn run(found: &Found, header: &SegmentHeader) -> Result<Scan, Error> {
-        let bytes = usize::try_from(header.segment_bytes).map_err(|_| too_long(found))?;
-        let mut buffer = vec![0; bytes];
+        if header.segment_bytes > index::OFFSET_END.into() {
+            return Err(too_long(found));
+        }
+        let bytes = header.segment_bytes.min(found.data.len());
+        let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| too_long(found))?];
         let read =
             found.data.read_at(0, &mut buffer).map_err(|error| Error::io(format!("reading {}", found.name), error))?;
         buffer.truncate(read);
@@ -183,9 +186,9 @@ impl Survey {
                     Some(version) => return Err(unsupported(&found.name, version)),
                     // A file that a crash left before its first header was durable, or that was never one.
                     None if found.never_lived() => survey.spares.extend(spare(&found)),
-                    None => {
-                        return Err(Error::corrupt(&found.name, 0, "both copies of its header fail their checks"));
-                    }
+                    // Nothing that was acknowledged can be in it: a segment that holds such is named by a durable record, or
+                    // by the store file, and would be missed. So it is not ours to touch.
+                    None => survey.header_copies_bad += u64::from(found.copies_bad),
                 },
             }
         }

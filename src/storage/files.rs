@@ -58,7 +58,17 @@ pub(crate) struct FileStorage {
 /// The locked file; closing it frees the lock.
 #[derive(Debug)]
 struct DirectoryLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // Closing alone would not do: a child that another thread has forked and that has not executed its program yet
+        // holds the descriptor, too.
+        if self.file.unlock().is_err() {
+            // Closing frees the lock in the next moment.
+        }
+    }
 }
 
 /// A segment that was handed out, perhaps dropped since.
@@ -171,7 +181,7 @@ impl Storage for FileStorage {
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
-        let lock = Arc::new(DirectoryLock { _file: file });
+        let lock = Arc::new(DirectoryLock { file });
         *self.lock.lock() = Arc::downgrade(&lock);
         Ok(Some(Box::new(lock)))
     }

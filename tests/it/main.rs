@@ -9,6 +9,8 @@ mod directory;
 mod docs;
 mod kill;
 mod place;
+
 mod promises;
 mod ring;
 mod smoke;
+mod strays;
