@@ -4,13 +4,18 @@
 
 mod cli_demo;
 mod cli_run;
+mod clients;
 mod damage;
 mod directory;
 mod docs;
+mod examine;
+mod faults;
+mod images;
 mod kill;
+mod oracle;
 mod place;
-
 mod promises;
 mod ring;
 mod smoke;
 mod strays;
+mod workload;

@@ -1,0 +1,241 @@
+//! What the clients of a workload do, by chance or by a list, and how their store is opened.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keyonce::testing::{self, ManualClock, SimDisk, Tear};
+use keyonce::{AppendMode, Durability, Error, Options, Retention, Store};
+
+/// The smallest segment that a store may have, so that segments roll often.
+const SEGMENT_BYTES: u64 = 192 << 10;
+pub(crate) const RETENTION_MS: u64 = 60_000;
+pub(crate) const LEASE_MS: u64 = 30_000;
+/// Large enough that a few bodies fill a segment, and that one body lies in many pages.
+const BODY_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_LARGE: [usize; 5] = [200, 20_000, 45_000, 60_000, BODY_BYTES_MAX];
+const BODY_BYTES: [usize; 10] = [0, 1, 60, 200, 200, 4095, 4096, 9000, 33_000, BODY_BYTES_MAX];
+
+/// How the store under test lies on its disk.
+pub(crate) type Mount = fn(SimDisk, Options, u64) -> Result<Store, Error>;
+
+/// As it should.
+pub(crate) fn plainly(disk: SimDisk, options: Options, seed: u64) -> Result<Store, Error> {
+    testing::open(disk, options, seed)
+}
+
+/// SplitMix64.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    pub(crate) fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap()
+    }
+
+    pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.index(choices.len())]
+    }
+}
+
+/// A number that depends on all of `parts` alone.
+pub(crate) fn mixed(parts: &[u64]) -> u64 {
+    parts.iter().fold(0, |mixed, part| Random(mixed ^ part.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
+}
+
+/// Bytes that no other call of the workload stores.
+pub(crate) fn body(key: usize, call: usize, bytes: usize) -> Vec<u8> {
+    let mut random = Random(mixed(&[key as u64, call as u64]));
+    let mut body = Vec::with_capacity(bytes + 8);
+    while body.len() < bytes {
+        body.extend(random.next().to_le_bytes());
+    }
+    body.truncate(bytes);
+    body
+}
+
+/// What a client does. An act for which the client holds nothing is left out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    Reserve {
+        key: usize,
+        request: u8,
+        with: With,
+    },
+    Complete {
+        key: usize,
+        bytes: usize,
+    },
+    CompleteWithoutBody {
+        key: usize,
+        bytes: usize,
+    },
+    Release {
+        key: usize,
+    },
+    Drop {
+        key: usize,
+    },
+    Interrupt {
+        key: usize,
+    },
+    SaveCheckpoint {
+        key: usize,
+        bytes: usize,
+    },
+    Renew {
+        key: usize,
+        lease_ms: u64,
+    },
+    Detach {
+        key: usize,
+        lease_ms: u64,
+    },
+    Reattach {
+        key: usize,
+    },
+    TakeOver {
+        key: usize,
+    },
+    Resolve {
+        key: usize,
+        bytes: usize,
+    },
+    ReleaseInterrupted {
+        key: usize,
+    },
+    Peek {
+        key: usize,
+    },
+    Sync,
+    /// Closes the store and opens it again.
+    Close,
+    /// Drops the last handle and opens the store again.
+    DropStore,
+    Advance {
+        ms: u64,
+    },
+    /// Closes the store, starts the machine again and opens the store.
+    Reboot,
+    /// The process is killed; another one opens the store.
+    Kill,
+    /// The power fails, and what it leaves is chosen by the seed.
+    LosePower {
+        seed: u64,
+    },
+}
+
+/// What a reserve asks for beyond the store's options.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct With {
+    pub(crate) durability: Option<Durability>,
+    pub(crate) lease_ms: Option<u64>,
+    pub(crate) retention_ms: Option<u64>,
+    pub(crate) take_over: bool,
+    pub(crate) release_on_drop: bool,
+}
+
+impl Op {
+    pub(crate) fn by_chance(random: &mut Random, settings: &Settings) -> Self {
+        let key = random.index(settings.keys);
+        let bodies = if settings.large_bodies { &BODY_BYTES_LARGE[..] } else { &BODY_BYTES[..] };
+        match random.below(100) {
+            // A store that is opened seldom fills its segments.
+            84..88 | 98..100 if settings.large_bodies && !random.one_in(6) => {
+                Self::Complete { key, bytes: random.of(bodies) }
+            }
+            0..30 => Self::Reserve {
+                key,
+                request: u8::from(random.one_in(4)),
+                with: With {
+                    durability: random.of(&[None, None, Some(Durability::PowerLoss), Some(Durability::ProcessCrash)]),
+                    lease_ms: random.of(&[None, None, Some(5_000)]),
+                    retention_ms: random.of(&[None, None, Some(20_000)]),
+                    take_over: random.one_in(3),
+                    release_on_drop: random.one_in(4),
+                },
+            },
+            30..50 => Self::Complete { key, bytes: random.of(bodies) },
+            50..53 => Self::CompleteWithoutBody { key, bytes: random.of(&[0, 30, 5_000]) },
+            53..56 => Self::Release { key },
+            56..58 => Self::Drop { key },
+            58..59 => Self::Interrupt { key },
+            59..63 => Self::SaveCheckpoint { key, bytes: random.of(&[0, 10, 3_000, 60_000]) },
+            63..66 => Self::Renew { key, lease_ms: random.of(&[5_000, 40_000, 200_000]) },
+            66..69 => Self::Detach { key, lease_ms: random.of(&[3_000, 45_000]) },
+            69..72 => Self::Reattach { key },
+            72..76 => Self::TakeOver { key },
+            76..78 => Self::Resolve { key, bytes: random.of(bodies) },
+            78..79 => Self::ReleaseInterrupted { key },
+            79..82 => Self::Peek { key },
+            82..84 => Self::Sync,
+            84..86 => Self::Close,
+            86..87 => Self::DropStore,
+            87..88 => Self::Reboot,
+            88..98 => Self::Advance { ms: random.of(&[1, 1_000, 1_000, 10_000, 10_000, 31_000, 61_000, 150_000]) },
+            98..99 => Self::Kill,
+            _ => Self::LosePower { seed: random.next() },
+        }
+    }
+}
+
+/// How a workload's store is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) durability: Durability,
+    pub(crate) append_mode: AppendMode,
+    pub(crate) tear: Tear,
+    pub(crate) keys: usize,
+    /// Bodies are large and the store is seldom opened, so that segments roll, retire and get new lives.
+    pub(crate) large_bodies: bool,
+}
+
+impl Settings {
+    /// What most users have.
+    pub(crate) fn plain() -> Self {
+        Self {
+            durability: Durability::PowerLoss,
+            append_mode: AppendMode::Positioned,
+            tear: Tear::Page,
+            keys: 5,
+            large_bodies: false,
+        }
+    }
+
+    pub(crate) fn by_chance(random: &mut Random) -> Self {
+        let large_bodies = random.one_in(2);
+        Self {
+            durability: random.of(&[Durability::PowerLoss, Durability::PowerLoss, Durability::ProcessCrash]),
+            append_mode: random.of(&[AppendMode::Mapped, AppendMode::Positioned]),
+            tear: random.of(&[Tear::Page, Tear::Sector]),
+            keys: if large_bodies { 10 } else { 5 },
+            large_bodies,
+        }
+    }
+
+    pub(crate) fn options(&self, clock: &ManualClock) -> Options {
+        Options::new()
+            .durability(self.durability)
+            .append_mode(self.append_mode)
+            .lease(Duration::from_millis(LEASE_MS))
+            .retention(Retention::new(Duration::from_millis(RETENTION_MS), 1.0))
+            .response_bytes_max(BODY_BYTES_MAX)
+            .segment_bytes(SEGMENT_BYTES)
+            .clock(Arc::new(clock.clone()))
+    }
+}
