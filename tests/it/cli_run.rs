@@ -313,10 +313,11 @@ fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
 fn a_killed_run_whose_command_has_ended_says_so() {
     let bench = Bench::new();
     let mut gate = bench.gate();
-    let script = "echo $$; read line <gate; exec >/dev/null; exec sh -c 'echo x >>ledger'";
+    let script = "echo $$; test -e open || read line <gate; exec >/dev/null; exec sh -c 'echo x >>ledger'";
     let mut first = bench.start("k", &[], script);
     first.child.kill().unwrap();
     first.child.wait().unwrap();
+    fs::write(bench.path("open"), "").unwrap();
     gate.write_all(b"go\n").unwrap();
     let pid = rustix::process::Pid::from_raw(first.line.parse().unwrap()).unwrap();
     let ended = |stat: String| stat.contains(") Z ");
