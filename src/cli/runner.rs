@@ -219,10 +219,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_dead_process_is_ended_also_while_its_parent_has_not_noticed() {
         // It ends with this test, however that ends: its input is closed then.
-        let mut child = std::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let runner = Runner::this(1).with_command(child.id());
         assert_eq!(runner.command_life(), Some(Life::Running));
         child.kill().unwrap();
