@@ -16,8 +16,8 @@ use std::time::Duration;
 use keyonce::{Completion, Fingerprint, Key, KeyState, Options, Reservation, Reserve, Store};
 use tempfile::TempDir;
 
-/// What a run waits for the directory when it may meet another one's calls, or a program that another test of this process
-/// starts: until that has begun, it holds whatever files this process had open when it was made.
+/// What a run waits for the directory when it may meet another one's calls, or a program that another test of this
+/// process starts: until that has begun, it holds whatever files this process had open when it was made.
 const LOCK_WAIT: [&str; 2] = ["--lock-wait", "60s"];
 
 struct Bench {
