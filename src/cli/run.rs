@@ -3,8 +3,8 @@
 //! The directory's lock is held around the calls on the store alone, so that the commands of many keys run side by
 //! side:
 //!
-//! 1. Open, reserve, save a checkpoint that names this process. Only then start the command; save a checkpoint that names
-//!    it, too, detach the reservation under a durable lease, close.
+//! 1. Open, reserve, save a checkpoint that names this process. Only then start the command; save a checkpoint that
+//!    names it, too, detach the reservation under a durable lease, close.
 //! 2. Pass on what the command writes, as it comes, and record it; wait for its end.
 //! 3. Open again, go on with the reservation by its token, complete it with what was recorded.
 //!

@@ -218,7 +218,8 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_dead_process_is_ended_also_while_its_parent_has_not_noticed() {
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        // It ends with this test, however that ends: its input is closed then.
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let runner = Runner::this(1).with_command(child.id());
         assert_eq!(runner.command_life(), Some(Life::Running));
         child.kill().unwrap();

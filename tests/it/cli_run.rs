@@ -16,7 +16,8 @@ use std::time::Duration;
 use keyonce::{Completion, Fingerprint, Key, KeyState, Options, Reservation, Reserve, Store};
 use tempfile::TempDir;
 
-/// What a run that meets another one's calls waits for the directory.
+/// What a run waits for the directory when it may meet another one's calls, or a program that another test of this
+/// process starts: until that has begun, it holds whatever files this process had open when it was made.
 const LOCK_WAIT: [&str; 2] = ["--lock-wait", "60s"];
 
 struct Bench {
@@ -276,8 +277,8 @@ fn a_repeat_while_the_first_runs_is_told_so_and_who_runs_it() {
 fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
     let bench = Bench::new();
     let gate = bench.gate();
-    let script = "echo $$; echo $KEYONCE_ATTEMPT $KEYONCE_DOWNSTREAM_KEY >>ledger; \
-                  test -e open || read line <gate; echo end";
+    let script = "test -e open; closed=$?; echo $KEYONCE_ATTEMPT $KEYONCE_DOWNSTREAM_KEY >>ledger; echo $$; \
+                  test $closed = 0 || read line <gate; echo end";
     let mut first = bench.start("k", &[], script);
     first.child.kill().unwrap();
     first.child.wait().unwrap();
@@ -313,10 +314,11 @@ fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
 fn a_killed_run_whose_command_has_ended_says_so() {
     let bench = Bench::new();
     let mut gate = bench.gate();
-    let script = "echo $$; read line <gate; exec >/dev/null; exec sh -c 'echo x >>ledger'";
+    let script = "echo $$; test -e open || read line <gate; exec >/dev/null; exec sh -c 'echo x >>ledger'";
     let mut first = bench.start("k", &[], script);
     first.child.kill().unwrap();
     first.child.wait().unwrap();
+    fs::write(bench.path("open"), "").unwrap();
     gate.write_all(b"go\n").unwrap();
     let pid = rustix::process::Pid::from_raw(first.line.parse().unwrap()).unwrap();
     let ended = |stat: String| stat.contains(") Z ");
@@ -342,7 +344,7 @@ fn a_killed_run_whose_command_has_ended_says_so() {
 fn a_run_that_ended_before_it_started_the_command_is_interrupted_too() {
     let bench = Bench::new();
     drop(bench.reserve(&bench.store(), "k", "echo x >>ledger"));
-    let repeat = bench.sh("k", &[], "echo x >>ledger");
+    let repeat = bench.sh("k", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!(status(&repeat), 121);
     assert!(said(&repeat).ends_with("; it ended before it started the command\n"), "{}", said(&repeat));
     assert_eq!(bench.effects(), 0);
@@ -357,7 +359,7 @@ fn a_checkpoint_of_another_program_is_not_taken_for_a_runner() {
     let reservation = bench.reserve(&store, "k", "echo x >>ledger");
     assert_eq!(reservation.save_checkpoint(b"page 3").unwrap(), Completion::Done);
     drop((reservation, store));
-    let repeat = bench.sh("k", &[], "echo x >>ledger");
+    let repeat = bench.sh("k", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!((status(&repeat), bench.effects()), (121, 0));
     let wanted = "; its checkpoint is none of `keyonce run`, so what it did cannot be told\n";
     assert!(said(&repeat).ends_with(wanted), "{}", said(&repeat));
@@ -381,7 +383,7 @@ fn a_runner_of_an_earlier_boot_is_gone_and_one_out_of_sight_counts_until_its_lea
     detach(&bench, "earlier boot", "boot earlier\nnamespace 1", week);
     detach(&bench, "other namespace", &format!("boot {boot}\nnamespace 1"), week);
     detach(&bench, "lapsed", &format!("boot {boot}\nnamespace 1"), Duration::from_millis(1));
-    let earlier = bench.sh("earlier boot", &[], "echo x >>ledger");
+    let earlier = bench.sh("earlier boot", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!(status(&earlier), 121);
     assert!(said(&earlier).contains("the command had pid 4711 and has ended"), "{}", said(&earlier));
     for options in [&[][..], &["--on-interrupted", "take-over"]] {
@@ -408,7 +410,7 @@ fn a_directory_that_is_open_elsewhere_is_locked() {
     assert_eq!(said(&locked), "keyonce: another process has the directory open, and had it for 0s\n");
     assert_eq!(status(&bench.sh("k", &["--lock-wait", "20ms"], "echo x >>ledger")), 120);
     drop(store);
-    assert_eq!(status(&bench.sh("k", &[], "echo x >>ledger")), 0);
+    assert_eq!(status(&bench.sh("k", &LOCK_WAIT, "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
 }
 
@@ -552,7 +554,7 @@ fn what_another_program_stored_under_the_key_is_not_taken_for_an_output() {
     let store = bench.store();
     assert_eq!(bench.reserve(&store, "k", "echo x >>ledger").complete(b"paid").unwrap(), Completion::Done);
     drop(store);
-    let foreign = bench.sh("k", &[], "echo x >>ledger");
+    let foreign = bench.sh("k", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!((status(&foreign), bench.effects()), (125, 0));
     assert_eq!(said(&foreign), "keyonce: what is stored under the key was not written by `keyonce run`\n");
 }
