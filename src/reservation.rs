@@ -70,6 +70,9 @@ impl Held {
 /// Whoever holds it is the one who may do the work. It ends by [`complete`](Self::complete) and its kin, by
 /// [`release`](Self::release) when nothing happened, or by [`interrupt`](Self::interrupt). Dropping it leaves the key
 /// interrupted (or released, if the options say so): drop never blocks on a sync and never fails.
+///
+/// A guard does not keep the store open. Once the last [`Store`](crate::Store) is dropped its acts give `Closed`, and the
+/// next opening finds the key interrupted.
 #[must_use = "dropping a reservation at once leaves its key interrupted"]
 pub struct Reservation {
     held: Arc<Held>,
@@ -108,6 +111,21 @@ impl Reservation {
     /// The fencing token: larger than every earlier one of the store.
     pub fn token(&self) -> Token {
         self.held.token
+    }
+
+    /// 1 for the first owner of the key, one more at each take-over.
+    pub fn attempt(&self) -> u32 {
+        self.held.attempt
+    }
+
+    /// What an earlier attempt stored of its progress; empty if nothing.
+    pub fn checkpoint(&self) -> &[u8] {
+        &self.held.checkpoint
+    }
+
+    /// The key to send on to the receiver of the effect: see [`Key::downstream_key`].
+    pub fn downstream_key(&self, label: &str) -> String {
+        self.held.key.downstream_key(label)
     }
 
     /// A view for whoever does the work: it can renew, save checkpoints and derive keys, but not end the reservation.
@@ -388,7 +406,8 @@ pub struct KeyInfo {
     pub since: SystemTime,
     /// Until when the latest owner counts as running; `None` unless in flight.
     pub lease_end: Option<SystemTime>,
-    /// Until when the key is remembered at least.
+    /// Until when the key is remembered at least: the retention after its completion; while it is unfinished, two retentions
+    /// after the lease (see [`Retention`](crate::Retention)).
     pub kept_until: SystemTime,
     /// The work goes on elsewhere, under a durable lease.
     pub detached: bool,
@@ -525,6 +544,9 @@ impl fmt::Debug for InFlight {
 /// Ask whoever received the effect, by [`downstream_key`](Self::downstream_key), then [`resolve`](Self::resolve) with what it
 /// says or [`release`](Self::release) the key; or [`take_over`](Self::take_over) when the work may be done again, as it may
 /// when its receiver honours the downstream key.
+///
+/// It stays so until somebody does one of these, or until its `kept_until` passes: then the key is forgotten like any other,
+/// and [`Stats::expired_unresolved`](crate::Stats::expired_unresolved) counts it.
 pub struct Interrupted {
     asked: Box<Asked>,
     /// The request that the key stands for.
@@ -579,7 +601,8 @@ impl Interrupted {
     }
 
     /// Becomes the next owner: `Fresh`, with the attempt's number one higher, if the key is still interrupted with this
-    /// token. Else the answer is what the key is now.
+    /// token. Else the answer is what the key is now. Lease, level and `on_drop` are those of the call that was answered so;
+    /// the retention is the key's.
     ///
     /// # Errors
     ///

@@ -50,7 +50,8 @@ pub struct Stats {
     pub released: u64,
     /// Acts of an owner that was no longer the latest.
     pub superseded: u64,
-    /// Interrupted keys whose retention passed before anybody resolved them.
+    /// Interrupted keys whose retention passed before anybody resolved them; counted when the key is asked for again, or its
+    /// segment is given up.
     pub expired_unresolved: u64,
     /// Reservations whose guard lives now.
     pub guards: u64,

@@ -89,7 +89,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     retention: Duration,
 
-    /// How long to wait while another process has the directory open
+    /// How long to wait while another process has the directory open. Runs of other keys hold it for moments only: while
+    /// they begin, and while they end
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     lock_wait: Duration,
 
@@ -105,7 +106,7 @@ pub(crate) struct RunArgs {
     /// How many bytes of output are stored, framing included (16, and 8 for each change between the two outputs); up to
     /// 16MiB. A command that writes more runs all the same, and repeats are told that its output was not kept. Larger
     /// caps make larger files
-    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = output_bytes)]
+    #[arg(long, value_name = "BYTES|KiB|MiB", default_value = "1MiB", value_parser = output_bytes)]
     output_max: usize,
 
     /// How long the command counts as running when that cannot be looked up, as from another container. A command that
@@ -128,7 +129,7 @@ pub(crate) struct RunArgs {
 enum OnInterrupted {
     /// Say so, and end with status 121
     Surface,
-    /// Run the command again, as the next attempt
+    /// Run the command again, as the next attempt; what the earlier one started is left alone, and may be running still
     TakeOver,
 }
 
@@ -249,7 +250,10 @@ fn open(args: &RunArgs, lock_wait: Duration) -> Result<Store, Failure> {
     Store::open(&args.dir, options).map_err(|error| match error.kind() {
         ErrorKind::Locked => {
             let waited = SignedDuration::try_from(lock_wait).unwrap_or(SignedDuration::MAX);
-            Failure::new(LOCKED, format!("another process has the directory open, and had it for {waited:#}"))
+            Failure::new(
+                LOCKED,
+                format!("another process has the directory open; waited {waited:#}, as --lock-wait says"),
+            )
         }
         _ => Failure::of(format!("the store in {} cannot be opened", args.dir.display()), error),
     })
@@ -326,7 +330,10 @@ fn take_over_if_told(args: &RunArgs, interrupted: Interrupted) -> Result<Result<
     match args.on_interrupted {
         OnInterrupted::Surface => {
             let attempt = info.attempt;
-            let sentence = format!("interrupted: attempt {attempt} did not finish, and its outcome is unknown; {what}");
+            let sentence = format!(
+                "interrupted: attempt {attempt} did not finish, and its outcome is unknown; {what}; find out what it did, \
+                 then run it again with --on-interrupted take-over"
+            );
             Err(Failure::new(INTERRUPTED, sentence))
         }
         OnInterrupted::TakeOver => {

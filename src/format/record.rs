@@ -17,9 +17,10 @@ use crate::options::Durability;
 pub enum Cause {
     /// The process that held the reservation is known to be gone.
     Crash,
-    /// The reservation was dropped without an end, by a panic perhaps.
+    /// The owner let go without an outcome: it dropped the reservation (by a panic, an early return), interrupted it aloud,
+    /// or gave back a later attempt of a key whose earlier one did not end well.
     Dropped,
-    /// The lease lapsed, and nobody said how the work had gone.
+    /// The lease lapsed, or the store was closed under a living guard: whoever owned the key may still be at work.
     LeaseLapsed,
 }
 

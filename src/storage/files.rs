@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -111,7 +111,8 @@ impl FileStorage {
         let name = plain(name)?;
         // Without NONBLOCK a pipe under this name would hold the caller until somebody writes into it.
         let flags = flags | OFlags::NONBLOCK;
-        let mode = Mode::from_raw_mode(0o666);
+        // Keys and responses lie in these files as they are.
+        let mode = Mode::from_raw_mode(0o600);
         Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.directory, name, flags | OFlags::CLOEXEC, mode))?))
     }
 
@@ -354,6 +355,11 @@ fn plain(name: &str) -> io::Result<&str> {
     if odd { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name")) } else { Ok(name) }
 }
 
+/// Makes a directory that its owner alone may enter.
+fn create_private(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(directory)
+}
+
 /// Makes a directory and those above it, and the entry of each durable.
 fn create_directory(directory: &Path) -> io::Result<()> {
     let parent = match directory.parent() {
@@ -361,12 +367,12 @@ fn create_directory(directory: &Path) -> io::Result<()> {
         Some(parent) => parent,
         None => return Ok(()), // the root
     };
-    match fs::create_dir(directory) {
+    match create_private(directory) {
         Ok(()) => File::open(parent)?.sync_all(),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => sync_entry_of_new(directory, parent),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             create_directory(parent)?;
-            match fs::create_dir(directory) {
+            match create_private(directory) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
                 _ => File::open(parent)?.sync_all(),
             }

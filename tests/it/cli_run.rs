@@ -118,6 +118,9 @@ fn same(first: &Output, again: &Output) -> bool {
     first.status == again.status && first.stdout == again.stdout && first.stderr == again.stderr
 }
 
+/// How a repeat of an interrupted key ends: with what to do about it.
+const FIND_OUT: &str = "find out what it did, then run it again with --on-interrupted take-over";
+
 #[test]
 fn a_command_runs_once_and_its_binary_output_is_replayed_byte_for_byte() {
     let bench = Bench::new();
@@ -289,7 +292,7 @@ fn a_killed_run_is_interrupted_names_its_command_and_can_be_taken_over() {
         assert!(repeat.stdout.is_empty());
         let wanted = format!(
             "keyonce: interrupted: attempt 1 did not finish, and its outcome is unknown; \
-             the command may still be running with pid {}\n",
+             the command may still be running with pid {}; {FIND_OUT}\n",
             first.line
         );
         assert_eq!(said(&repeat), wanted);
@@ -331,7 +334,7 @@ fn a_killed_run_whose_command_has_ended_says_so() {
     assert_eq!(status(&repeat), 121);
     assert!(
         said(&repeat).ends_with(&format!(
-            "the command had pid {} and has ended, but what it started may still be running\n",
+            "the command had pid {} and has ended, but what it started may still be running; {FIND_OUT}\n",
             first.line
         )),
         "{}",
@@ -346,7 +349,11 @@ fn a_run_that_ended_before_it_started_the_command_is_interrupted_too() {
     drop(bench.reserve(&bench.store(), "k", "echo x >>ledger"));
     let repeat = bench.sh("k", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!(status(&repeat), 121);
-    assert!(said(&repeat).ends_with("; it ended before it started the command\n"), "{}", said(&repeat));
+    assert!(
+        said(&repeat).ends_with(&format!("; it ended before it started the command; {FIND_OUT}\n")),
+        "{}",
+        said(&repeat)
+    );
     assert_eq!(bench.effects(), 0);
     assert_eq!(status(&bench.sh("k", &["--on-interrupted", "take-over"], "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
@@ -361,8 +368,8 @@ fn a_checkpoint_of_another_program_is_not_taken_for_a_runner() {
     drop((reservation, store));
     let repeat = bench.sh("k", &LOCK_WAIT, "echo x >>ledger");
     assert_eq!((status(&repeat), bench.effects()), (121, 0));
-    let wanted = "; its checkpoint is none of `keyonce run`, so what it did cannot be told\n";
-    assert!(said(&repeat).ends_with(wanted), "{}", said(&repeat));
+    let wanted = format!("; its checkpoint is none of `keyonce run`, so what it did cannot be told; {FIND_OUT}\n");
+    assert!(said(&repeat).ends_with(&wanted), "{}", said(&repeat));
 }
 
 /// Detaches a key under a runner that is made up.
@@ -395,7 +402,11 @@ fn a_runner_of_an_earlier_boot_is_gone_and_one_out_of_sight_counts_until_its_lea
     }
     let lapsed = bench.sh("lapsed", &[], "echo x >>ledger");
     assert_eq!(status(&lapsed), 121);
-    assert!(said(&lapsed).ends_with("the command may still be running with pid 4711\n"), "{}", said(&lapsed));
+    assert!(
+        said(&lapsed).ends_with(&format!("the command may still be running with pid 4711; {FIND_OUT}\n")),
+        "{}",
+        said(&lapsed)
+    );
     assert_eq!(bench.effects(), 0);
     assert_eq!(status(&bench.sh("lapsed", &["--on-interrupted", "take-over"], "echo x >>ledger")), 0);
     assert_eq!(bench.effects(), 1);
@@ -407,7 +418,7 @@ fn a_directory_that_is_open_elsewhere_is_locked() {
     let store = bench.store();
     let locked = bench.sh("k", &[], "echo x >>ledger");
     assert_eq!(status(&locked), 120);
-    assert_eq!(said(&locked), "keyonce: another process has the directory open, and had it for 0s\n");
+    assert_eq!(said(&locked), "keyonce: another process has the directory open; waited 0s, as --lock-wait says\n");
     assert_eq!(status(&bench.sh("k", &["--lock-wait", "20ms"], "echo x >>ledger")), 120);
     drop(store);
     assert_eq!(status(&bench.sh("k", &LOCK_WAIT, "echo x >>ledger")), 0);
