@@ -114,6 +114,20 @@ impl Commit {
         }
     }
 
+    /// Returns once nobody is at a sync.
+    pub(crate) fn wait_for_leader(&self) {
+        loop {
+            let mut state = self.state.lock();
+            if !state.leading {
+                return;
+            }
+            let waiter = Arc::new(Waiter { lsn: u64::MAX, woken: Mutex::new(false), bell: Condvar::new() });
+            state.waiting.push_back(Arc::clone(&waiter));
+            drop(state);
+            waiter.sleep();
+        }
+    }
+
     fn lead(&self, sync: &dyn Fn() -> Result<u64, Error>) {
         // A panic in the sync must not leave the others waiting for a leader who is gone.
         let mut turn =

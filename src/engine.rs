@@ -29,7 +29,7 @@ use crate::options::{Checked, Durability};
 use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
 use crate::segment::Life;
-use crate::state::{self, Answer, Ask, Call, Carry, Decision, Guard, State, Write};
+use crate::state::{self, Answer, Ask, Call, Carry, Decision, Guard, Owned, State, Write};
 use crate::stats::{OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::wait::Bell;
@@ -58,6 +58,8 @@ pub(crate) struct Engine {
     closing: Mutex<Closing>,
     /// One caller closes at a time; a second one waits and is told what the first did.
     turn_to_close: Mutex<()>,
+    /// One thread keeps house at a time.
+    turn_to_keep_house: Mutex<()>,
     helper: Helper,
     /// What the clock calls when it was moved by hand.
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
@@ -113,6 +115,17 @@ pub(crate) struct Acted {
     pub(crate) state: State,
     /// The response, the checkpoint, or nothing: the payload of the record that the answer rests on.
     pub(crate) payload: Arc<[u8]>,
+    /// The guard that the call has made.
+    pub(crate) guard_id: Option<u64>,
+}
+
+/// What the answer to a call waits for.
+#[derive(Clone, Copy, Debug)]
+enum Waits {
+    /// What it rests on, at this level or that of the record, whichever is higher.
+    For(Durability),
+    /// Nothing, since nobody hears it.
+    ForNothing,
 }
 
 impl Engine {
@@ -143,6 +156,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
             turn_to_close: Mutex::new(()),
+            turn_to_keep_house: Mutex::new(()),
             helper: Helper::default(),
             on_clock_move: Mutex::new(None),
         });
@@ -180,12 +194,12 @@ impl Engine {
     /// Reserves a key, or says what is known of it; waits at most `wait_ms` while it is in flight.
     pub(crate) fn reserve(&self, key: &Key, ask: Ask, wait_ms: u64) -> Result<Acted, Error> {
         if wait_ms == 0 {
-            return self.act(key, |_| Call::Reserve(ask), &[], ask.durability, None);
+            return self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), None);
         }
         let deadline_ms = self.now_ms().saturating_add(wait_ms);
         loop {
             let bell = Arc::new(Bell::new());
-            let acted = self.act(key, |_| Call::Reserve(ask), &[], ask.durability, Some(&bell))?;
+            let acted = self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), Some(&bell))?;
             let now_ms = self.now_ms();
             let State::InFlight(owned) = &acted.state else {
                 return Ok(acted);
@@ -199,22 +213,23 @@ impl Engine {
             }
             self.take_off(key, owned.token, &bell);
             if self.now_ms() >= deadline_ms {
-                return self.act(key, |_| Call::Reserve(ask), &[], ask.durability, None);
+                return self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), None);
             }
         }
     }
 
-    /// An act of whoever holds the guard of `token`: without a living guard it is superseded.
-    pub(crate) fn call_of_guard(&self, key: &Key, call: Call) -> Result<Acted, Error> {
-        self.call_of_guard_with(key, call, &[])
+    /// An act of whoever holds this guard: once it has ended, the act is superseded.
+    pub(crate) fn call_of_guard(&self, key: &Key, guard_id: u64, call: Call, given: &[u8]) -> Result<Acted, Error> {
+        let guarded = |guard: Option<Guard>| match guard {
+            Some(guard) if guard.id == guard_id => call,
+            Some(_) | None => Call::Release { token: 0 },
+        };
+        self.act(key, guarded, given, Waits::For(self.options.durability), None)
     }
 
-    /// As [`Engine::call_of_guard`], with the bytes that the record is to carry.
-    pub(crate) fn call_of_guard_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
-        let guarded = |guard: Option<Guard>| {
-            if guard.is_some() { call } else { Call::Release { token: 0 } }
-        };
-        self.act(key, guarded, given, self.options.durability, None)
+    /// The act of a guard that is dropped: it waits for nothing.
+    pub(crate) fn drop_guard(&self, key: &Key, call: Call) -> Result<Acted, Error> {
+        self.act(key, |_| call, &[], Waits::ForNothing, None)
     }
 
     /// An act of an owner, of who found out about an interrupted key, or of an operator.
@@ -224,21 +239,18 @@ impl Engine {
 
     /// As [`Engine::call`], with the bytes that the record is to carry.
     pub(crate) fn call_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
-        self.act(key, |_| call, given, self.options.durability, None)
+        self.act(key, |_| call, given, Waits::For(self.options.durability), None)
     }
 
     /// Takes the guard of `token` off without a word in the log: the key reads as interrupted.
     pub(crate) fn let_go(&self, key: &Key, token: u64) {
-        let held = self.shard(key.hash(&self.seed)).lock().held.remove(&token);
-        for bell in held.into_iter().flat_map(|held| held.bells) {
-            bell.ring();
-        }
+        self.let_go_at(key.hash(&self.seed), token);
     }
 
     /// Goes on with a detached reservation.
     pub(crate) fn reattach(&self, key: &Key, token: u64, lease_ms: u64) -> Result<Acted, Error> {
         let call = |guard: Option<Guard>| Call::Reattach { token, lease_ms, guard_lives: guard.is_some() };
-        self.act(key, call, &[], self.options.durability, None)
+        self.act(key, call, &[], Waits::For(self.options.durability), None)
     }
 
     /// The state of a key, without changing it.
@@ -266,7 +278,7 @@ impl Engine {
         key: &Key,
         call: impl FnOnce(Option<Guard>) -> Call,
         given: &[u8],
-        level: Durability,
+        waits: Waits,
         bell: Option<&Arc<Bell>>,
     ) -> Result<Acted, Error> {
         let hash = key.hash(&self.seed);
@@ -292,15 +304,18 @@ impl Engine {
                 // An append may begin a segment, for which nobody may be reading the table of them.
                 drop(live);
                 let carried = if write.carry == Carry::Given { given } else { &payload };
-                let (state, appended) = self.write(&mut shard, hash, key, &before, answer, &write, carried)?;
+                if call.makes_an_owner() && self.draining.load(Ordering::Acquire) {
+                    return Err(Error::closed());
+                }
+                let (state, appended) = self.write(&mut shard, hash, key, &before, &write, carried)?;
                 housekeeping_due = appended.housekeeping_due;
-                shard.move_guard(&call, before.token, &state, appended.address, &mut bells);
-                let waits = match write.kind {
+                let guard_id = shard.move_guard(&call, before.token, &state, &appended, &mut bells);
+                let level = match write.kind {
                     StateKind::Reserved | StateKind::Done | StateKind::Forgotten => write.owned.durability,
                     // Losing these leaves the key Interrupted, which is safe.
                     StateKind::Interrupted | StateKind::Released => Durability::ProcessCrash,
                 };
-                (Acted { answer, state, payload }, Some((appended.end, waits)))
+                (Acted { answer, state, payload, guard_id }, Some((appended.end, level)))
             }
             None => {
                 if let Call::Renew { token, lease_ms } = call
@@ -317,9 +332,13 @@ impl Engine {
                         Arc::default()
                     }
                 };
-                let (state, rests_on) = (look.state, look.rests_on(level));
+                let state = look.state;
+                let rests_on = match waits {
+                    Waits::For(level) => look.rests_on(level),
+                    Waits::ForNothing => None,
+                };
                 drop(live);
-                (Acted { answer, state, payload }, rests_on)
+                (Acted { answer, state, payload, guard_id: None }, rests_on)
             }
         };
         shard.count(answer, write.as_ref());
@@ -352,20 +371,15 @@ impl Engine {
     }
 
     /// Appends what was decided and makes it the latest record of the key.
-    #[expect(clippy::too_many_arguments, reason = "all that one step of `act` knows")]
     fn write(
         &self,
         shard: &mut Shard,
         hash: u64,
         key: &Key,
         before: &Before,
-        answer: Answer,
         write: &Write,
         payload: &[u8],
     ) -> Result<(State, Appended), Error> {
-        if answer == Answer::Fresh && self.draining.load(Ordering::Acquire) {
-            return Err(Error::closed());
-        }
         self.check_size(write, payload)?;
         let mut record = write.record(key.scope(), key.id(), payload);
         shard.draft.refill(&record);
@@ -420,10 +434,20 @@ impl Engine {
         }
     }
 
-    /// A `Fresh` that could not be made durable is owned by nobody.
+    /// A reservation that could not be made durable is owned by nobody.
     fn let_guard_go(&self, hash: u64, acted: &Acted) {
-        if let (Answer::Fresh, Some(token)) = (acted.answer, acted.state.token()) {
-            self.shard(hash).lock().held.remove(&token);
+        if let (Some(_), Some(token)) = (acted.guard_id, acted.state.token()) {
+            self.let_go_at(hash, token);
+        }
+    }
+
+    fn let_go_at(&self, hash: u64, token: u64) {
+        let held = self.shard(hash).lock().held.remove(&token);
+        for bell in held.into_iter().flat_map(|held| held.bells) {
+            bell.ring();
+        }
+        if self.draining.load(Ordering::Acquire) {
+            self.ring_who_closes();
         }
     }
 
@@ -484,6 +508,7 @@ impl Engine {
             stats.log_bytes += life.bytes;
         }
         stats.syncs = self.commit.syncs();
+        stats.expired_unresolved += self.report.expired_unresolved;
         let jump = self.log.time().jump_while_open();
         stats.clock_jump_held_ms = jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms));
         stats
@@ -510,27 +535,26 @@ impl Shard {
         call: &Call,
         before: Option<u64>,
         state: &State,
-        address: Address,
+        appended: &Appended,
         bells: &mut Vec<Arc<Bell>>,
-    ) {
-        match (call, state) {
-            (Call::Reserve(_) | Call::TakeOver { .. } | Call::Reattach { .. }, State::InFlight(owned)) => {
-                if let Some(before) = before {
-                    bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
-                }
-                let guard = Some(Guard { lease_end_ms: owned.lease_end_ms });
-                self.held.insert(owned.token, Held { guard, address: Some(address), bells: Vec::new() });
-            }
-            (Call::SaveCheckpoint { .. } | Call::Renew { .. }, State::InFlight(owned)) => {
+    ) -> Option<u64> {
+        let address = Some(appended.address);
+        match state {
+            State::InFlight(owned) if !call.makes_an_owner() && !owned.detached => {
                 if let Some(held) = self.held.get_mut(&owned.token) {
-                    held.address = Some(address);
+                    held.address = address;
                 }
                 self.renew(owned.token, owned.lease_end_ms);
+                None
             }
-            _ => {
+            State::Absent | State::InFlight(_) | State::Interrupted(..) | State::Done(_) => {
                 if let Some(before) = before {
                     bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
                 }
+                let State::InFlight(Owned { token, lease_end_ms, detached: false, .. }) = *state else { return None };
+                let guard = Some(Guard { id: appended.lsn, lease_end_ms });
+                self.held.insert(token, Held { guard, address, bells: Vec::new() });
+                Some(appended.lsn)
             }
         }
     }

@@ -138,6 +138,10 @@ struct Files {
     retired: Vec<Arc<Life>>,
     /// The highest number that any header carries, so that no number is given twice.
     newest_number: u64,
+    /// Where the newest life begins: a successor for a place that the log has passed is not prepared.
+    newest_first_lsn: u64,
+    /// The store is closed: nothing is mapped any more.
+    closed: bool,
     /// The oldest live number that a durable header names.
     durable_oldest_live: u64,
     next_index: u32,
@@ -198,6 +202,8 @@ impl Log {
             spares: past.spares,
             retired: Vec::new(),
             newest_number: past.newest_number,
+            newest_first_lsn: 0,
+            closed: false,
             durable_oldest_live: past.oldest_live,
             next_index: past.next_index,
         };
@@ -305,7 +311,7 @@ impl Log {
             return Ok(());
         };
         let mut files = self.files.lock();
-        if files.prepared.is_none() {
+        if files.prepared.is_none() && start.first_lsn > files.newest_first_lsn && !files.closed {
             let life = files.prepare(&self.run, start, commit.durable(), self.oldest_live())?;
             files.prepared = Some(life);
         }
@@ -347,6 +353,7 @@ impl Log {
         *self.tail.lock() = None;
         *self.live.write() = Live::default();
         let mut files = self.files.lock();
+        files.closed = true;
         files.prepared = None;
         files.retired.clear();
     }
@@ -502,6 +509,7 @@ impl Files {
         // A file that failed here is left alone until the next opening: what its pages hold is no longer known.
         let failed = failed(&name);
         let life = Life::begin(data, name, &header).map_err(failed)?;
+        self.newest_first_lsn = start.first_lsn;
         self.durable_oldest_live = self.durable_oldest_live.max(oldest_live);
         Ok(life)
     }

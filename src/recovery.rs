@@ -302,6 +302,8 @@ fn copy<'a>(
         }
         if forget_expired_ms.is_some_and(|now_ms| state::apply(&record).observed(now_ms, None) == State::Absent) {
             table.remove(address, &record);
+            let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
+            report.expired_unresolved += u64::from(unfinished);
             continue;
         }
         draft.refill(&record);

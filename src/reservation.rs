@@ -47,6 +47,8 @@ struct Held {
     key: Key,
     fingerprint: Fingerprint,
     token: Token,
+    /// Which guard of the token this is.
+    guard_id: u64,
     attempt: u32,
     lease_ms: u64,
     checkpoint: Arc<[u8]>,
@@ -56,12 +58,12 @@ impl Held {
     fn renew(&self, lease: Duration) -> Result<Completion, Error> {
         let lease_ms = checked_ms("lease", lease)?;
         let call = Call::Renew { token: self.token.to_u64(), lease_ms };
-        Ok(Completion::of(&self.engine.call_of_guard(&self.key, call)?))
+        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, &[])?))
     }
 
     fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
         let call = Call::SaveCheckpoint { token: self.token.to_u64(), lease_ms: self.lease_ms };
-        Ok(Completion::of(&self.engine.call_of_guard_with(&self.key, call, bytes)?))
+        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, bytes)?))
     }
 }
 
@@ -91,6 +93,7 @@ impl Reservation {
             key: key.clone(),
             fingerprint: owned.fingerprint,
             token: Token::from_u64(owned.token),
+            guard_id: acted.guard_id.expect("a guard was made"),
             attempt: owned.attempt,
             lease_ms,
             checkpoint: Arc::clone(&acted.payload),
@@ -233,7 +236,7 @@ impl Drop for Reservation {
             OnDrop::Interrupt => Call::Interrupt { token, cause: Cause::Dropped },
             OnDrop::Release => Call::Release { token },
         };
-        if self.held.engine.call(&self.held.key, call).is_err() {
+        if self.held.engine.drop_guard(&self.held.key, call).is_err() {
             // Nothing could be written, so the guard is taken off in memory alone: the key reads as interrupted.
             self.held.engine.let_go(&self.held.key, token);
         }
@@ -608,7 +611,8 @@ impl Interrupted {
     ///
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn take_over(self) -> Result<Reserve, Error> {
-        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms: self.asked.ask.lease_ms };
+        let Ask { lease_ms, durability, .. } = self.asked.ask;
+        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms, durability };
         let acted = self.asked.engine.call(&self.asked.key, call)?;
         match acted.answer {
             Answer::Fresh => Ok(Reserve::of(&self.asked.question(), acted)),

@@ -78,6 +78,8 @@ pub(crate) enum State {
 /// The living guard of a reservation, which only this process knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
+    /// The LSN of the record that it was made with: a later guard of the same token, after a detachment, is another.
+    pub(crate) id: u64,
     /// The lease in memory; a renewal writes nothing as long as the record's `kept_until` leaves room.
     pub(crate) lease_end_ms: u64,
 }
@@ -148,10 +150,28 @@ pub(crate) enum Call {
     Release { token: u64 },
     Interrupt { token: u64, cause: Cause },
     Reattach { token: u64, lease_ms: u64, guard_lives: bool },
-    TakeOver { token: u64, lease_ms: u64 },
+    TakeOver { token: u64, lease_ms: u64, durability: Durability },
     Resolve { token: u64, body_kept: bool },
     ReleaseInterrupted { token: u64 },
     Forget,
+}
+
+impl Call {
+    /// Whether its caller becomes the owner of the key when the call has written its record.
+    pub(crate) fn makes_an_owner(&self) -> bool {
+        match self {
+            Self::Reserve(_) | Self::TakeOver { .. } | Self::Reattach { .. } => true,
+            Self::Complete { .. }
+            | Self::SaveCheckpoint { .. }
+            | Self::Renew { .. }
+            | Self::Detach { .. }
+            | Self::Release { .. }
+            | Self::Interrupt { .. }
+            | Self::Resolve { .. }
+            | Self::ReleaseInterrupted { .. }
+            | Self::Forget => false,
+        }
+    }
 }
 
 /// What the caller is told.
@@ -300,8 +320,11 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             }
             Standing::Running(_) | Standing::Stopped(_) | Standing::Superseded => Decision::only(Answer::Superseded),
         },
-        Call::TakeOver { token, lease_ms } => match standing(state, token) {
-            Standing::Stopped(owned) => taken_over(owned, owned.retention_ms, lease_ms, owned.durability, now_ms),
+        Call::TakeOver { token, lease_ms, durability } => match standing(state, token) {
+            Standing::Stopped(owned) => {
+                let durability = owned.durability.stronger(durability);
+                taken_over(owned, owned.retention_ms, lease_ms, durability, now_ms)
+            }
             Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
         },
         Call::Resolve { token, body_kept } => match standing(state, token) {
@@ -575,7 +598,7 @@ mod tests {
                 Call::Release { token },
                 Call::Interrupt { token, cause: Cause::Dropped },
                 Call::Reattach { token, lease_ms: 100, guard_lives: false },
-                Call::TakeOver { token, lease_ms: 100 },
+                Call::TakeOver { token, lease_ms: 100, durability: Durability::PowerLoss },
                 Call::Resolve { token, body_kept: true },
                 Call::ReleaseInterrupted { token },
             ]
@@ -638,7 +661,10 @@ mod tests {
     #[test]
     fn a_take_over_is_the_next_attempt_and_keeps_what_the_key_stands_for() {
         let state = State::Interrupted(owned(1), stop(Cause::LeaseLapsed));
-        let write = decide(&state, &Call::TakeOver { token: TOKEN, lease_ms: 100 }, NOW).write.unwrap();
+        let write =
+            decide(&state, &Call::TakeOver { token: TOKEN, lease_ms: 100, durability: Durability::PowerLoss }, NOW)
+                .write
+                .unwrap();
         assert_eq!((write.owned.token, write.owned.attempt), (0, 2));
         assert_eq!(write.owned.fingerprint, owned(1).fingerprint);
         assert_eq!(write.owned.first_seen_ms, owned(1).first_seen_ms);
@@ -678,7 +704,7 @@ mod tests {
 
     #[test]
     fn what_a_caller_sees_at_a_moment() {
-        let guard = |lease_end_ms| Some(Guard { lease_end_ms });
+        let guard = |lease_end_ms| Some(Guard { id: TOKEN, lease_end_ms });
         let flight = State::InFlight(owned(1));
         let cause = |state: State| match state {
             State::Interrupted(_, stop) => Some(stop.cause),

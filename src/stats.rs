@@ -16,6 +16,8 @@ pub struct OpenReport {
     pub keys: u64,
     /// Keys whose owner is gone without having finished.
     pub interrupted: u64,
+    /// Interrupted keys whose retention had passed before anybody resolved them, and that were forgotten now.
+    pub expired_unresolved: u64,
     /// Records or holes at the end of the log that a crash had torn: never acknowledged, skipped.
     pub torn: u64,
     /// Records that were copied, because only the page cache vouched for them or their segment was nearly empty.

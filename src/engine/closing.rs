@@ -14,7 +14,7 @@ use crate::wait::Bell;
 
 #[derive(Default)]
 pub(super) struct Closing {
-    pub(super) report: Option<CloseReport>,
+    pub(super) report: Option<Result<CloseReport, Error>>,
     /// Who waits for the last guard to end.
     pub(super) waiter: Option<Arc<Bell>>,
     /// The directory's lock.
@@ -34,24 +34,26 @@ impl Engine {
     /// Once closed, stays so; a second call tells what the first one did.
     pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
         let _turn = self.turn_to_close.lock();
-        if let Some(report) = self.closing.lock().report {
-            return Ok(report);
+        if let Some(report) = self.closing.lock().report.clone() {
+            return report;
         }
         self.wait_for_guards(wait_ms);
         let unfinished = self.interrupt_all();
         let ended = self.end(unfinished);
         self.helper.stop();
+        // After a failure somebody else may still be at a sync; nobody begins another.
+        self.commit.wait_for_leader();
         // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.
         self.pass_through_shards();
         self.log.let_go();
-        let report = CloseReport { unfinished };
+        let report = ended.map(|()| CloseReport { unfinished });
         let lock = {
             let mut closing = self.closing.lock();
-            closing.report = Some(report);
+            closing.report = Some(report.clone());
             closing.lock.take()
         };
         drop(lock);
-        ended.map(|()| report)
+        report
     }
 
     fn wait_for_guards(&self, wait_ms: u64) {
@@ -100,8 +102,7 @@ impl Engine {
 
     fn say_lapsed(&self, shard: &mut Shard, token: u64, address: Address) -> Result<(), Error> {
         let live = self.log.live().read();
-        let life = live.get(address.segment).expect("a guarded reservation is not retired");
-        let life = Arc::clone(life);
+        let life = live.get(address.segment).map(Arc::clone).ok_or_else(Error::closed)?;
         drop(live);
         let (record, _) = life.state_record(address.offset)?;
         let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };

@@ -17,30 +17,38 @@ const SWEEP_BUCKETS: usize = 512;
 impl Engine {
     /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
     pub(super) fn keep_house(&self) {
-        if let Some(end) = self.log.rolled_end()
-            && self.settle(end, Durability::PowerLoss).is_err()
-        {
-            // The store is poisoned, and whoever writes next is told.
-            return;
+        let _turn = self.turn_to_keep_house.lock();
+        if self.retire_what_is_over().is_err() {
+            // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
         }
         if self.log.prepare_successor(&self.commit).is_err() {
             // Nothing was promised to anyone: the roll tries again and tells its caller.
         }
-        while let Some(over) = self.log.retirable(self.now_ms(), &self.commit) {
-            if over.unfinished && self.carry_forward(over.number).is_err() {
-                // Full or poisoned; the segment stays until there is room again.
-                return;
+    }
+
+    fn retire_what_is_over(&self) -> Result<(), Error> {
+        if let Some(end) = self.log.rolled_end() {
+            self.settle(end, Durability::PowerLoss)?;
+        }
+        while self.log.retirable(self.now_ms(), &self.commit).is_some() {
+            // A record is appended first and noted at its segment afterwards, both under its shard lock: after this pass
+            // nothing is left to be noted there, since the segment is no longer the tail.
+            self.pass_through_shards();
+            let Some(over) = self.log.retirable(self.now_ms(), &self.commit) else { break };
+            if over.unfinished {
+                self.carry_forward(over.number)?;
             }
+            // Every copy that was ever made out of it is durable before its file can be given away.
+            self.settle(self.log.end(), Durability::PowerLoss)?;
             self.log.retire(over.number, || self.pass_through_shards());
             self.sweep();
         }
+        Ok(())
     }
 
-    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log, and returns once the
-    /// copies are durable. Those whose retention has passed, and that no guard holds, are forgotten.
+    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log. Those whose retention has passed, and that no guard holds, are forgotten.
     fn carry_forward(&self, number: u64) -> Result<(), Error> {
         let oldest_live = self.log.oldest_live();
-        let mut end_lsn = 0;
         for shard in &self.shards {
             let addresses: Vec<_> =
                 shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
@@ -58,25 +66,25 @@ impl Engine {
                     continue;
                 };
                 let guard = shard.held.get(&record.token).and_then(|held| held.guard);
-                life.note_superseded();
                 if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
                     shard.index.remove(found);
+                    life.note_superseded();
                     shard.counts.expired_unresolved += 1;
                     continue;
                 }
                 shard.draft.refill(&record);
                 let copy = self.log.append(&mut shard.draft, &self.commit)?;
                 shard.index.publish(hash, oldest_live, Some(found), copy.address);
+                life.note_superseded();
                 if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
                     held.address = Some(copy.address);
                 }
                 if let Some(life) = self.log.live().read().get(copy.address.segment) {
                     life.note(0, true);
                 }
-                end_lsn = end_lsn.max(copy.end);
             }
         }
-        self.settle(end_lsn, Durability::PowerLoss)
+        Ok(())
     }
 
     /// After this, nobody looks at a record of a segment that was dead before it.

@@ -5,6 +5,7 @@ use crate::error::{Error, ErrorKind};
 use crate::format::{self, Bad, Next, Record, Role, SegmentHeader, StoreFile};
 use crate::index;
 use crate::log::Spare;
+use crate::retention::SEGMENT_BYTES_STEP;
 use crate::segment::Found;
 use crate::stats::OpenReport;
 
@@ -277,9 +278,13 @@ impl Survey {
             self.chain.push(Link { found, header, scan });
         }
         self.chain.reverse();
-        // The store file names a run only once its seal is durable, and with it what that run gave up.
+        // The store file names a run only once its seal is durable, and with it what that run gave up. What a later seal
+        // gave up waits.
+        let sealed = |link: &Link| link.scan.sealed.is_some();
+        let durable = self.chain.iter().filter(|link| sealed(link)).all(|link| link.header.number <= run_number);
         for (found, header) in &lives {
-            let spares = if header.number < run_number { &mut self.spares } else { &mut self.spares_late };
+            let at_once = durable && header.number < run_number;
+            let spares = if at_once { &mut self.spares } else { &mut self.spares_late };
             spares.extend(spare(found));
         }
         for link in &self.chain {
@@ -391,7 +396,9 @@ impl Survey {
 /// The file of a segment that no longer counts.
 fn spare(found: &Found) -> Option<Spare> {
     let bytes = found.data.len();
-    (bytes > format::DATA_START && bytes <= index::OFFSET_END.into()).then(|| Spare { name: found.name.clone(), bytes })
+    let fits =
+        bytes > format::DATA_START && bytes <= index::OFFSET_END.into() && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
+    fits.then(|| Spare { name: found.name.clone(), bytes })
 }
 
 /// Whether the segments of one recovery hold its `Sealed`, and all the copies that it counts.

@@ -19,4 +19,5 @@ mod promises;
 mod ring;
 mod smoke;
 mod strays;
+mod windows;
 mod workload;
