@@ -163,8 +163,7 @@ pub enum ErrorKind {
     InvalidOptions,
     /// A response, checkpoint or reference is beyond its limit. Nothing was written.
     TooLarge,
-    /// There is no room for a new key, in the plan or on the disk. Nothing was lost, and what is reserved can be
-    /// completed.
+    /// There is no room for the next segment on the disk, or in the quota. Nothing was written and nothing was lost.
     Full {
         /// When it is worth trying again.
         retry_after: Duration,

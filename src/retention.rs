@@ -74,8 +74,11 @@ pub struct Retention {
 impl Retention {
     /// Remembers keys for `window`, at an average of `keys_per_second` new keys.
     ///
-    /// The window runs from completion, and from reservation while a key is unfinished. Choose it longer than the
-    /// longest time over which a client may retry: after it, a retry is a new key.
+    /// The window runs from completion. Choose it longer than the longest time over which a client may retry: after it,
+    /// a retry is a new key. A key that is unfinished is kept for two windows beyond its lease, and as long as a guard
+    /// of it lives.
+    ///
+    /// Both are a plan, not a limit: the index is sized by it, and a store that outgrows it goes on.
     pub fn new(window: Duration, keys_per_second: f64) -> Self {
         Self { window, keys_per_second, margin: 1.0 }
     }
