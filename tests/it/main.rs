@@ -17,6 +17,7 @@ mod oracle;
 mod place;
 mod promises;
 mod ring;
+mod rows;
 mod smoke;
 mod strays;
 mod windows;
