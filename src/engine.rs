@@ -394,7 +394,11 @@ impl Engine {
         let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
         let live = self.log.live().read();
         let life = live.get(appended.address.segment).expect("what was just appended is alive");
-        life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
+        if unfinished {
+            life.note_unfinished(record.kept_until_ms);
+        } else {
+            life.note_finished(record.kept_until_ms);
+        }
         Ok((state::apply(&record), appended))
     }
 

@@ -358,14 +358,19 @@ impl Log {
         files.retired.clear();
     }
 
-    /// The oldest segment, if it is durable and every finished key in it is past its retention at `now_ms`.
+    /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it up
+    /// frees room: its own, or that of a segment behind it that can follow.
     pub(crate) fn retirable(&self, now_ms: u64, commit: &Commit) -> Option<Over> {
         let active = self.tail.lock().as_ref()?.life.number;
         let live = self.live.read();
-        let oldest = live.iter().next()?;
-        let over =
-            oldest.number < active && oldest.end_lsn() <= commit.durable() && oldest.newest_kept_until_ms() <= now_ms;
-        over.then(|| Over { number: oldest.number, unfinished: oldest.unfinished() > 0 })
+        let mut over = live
+            .iter()
+            .take_while(|life| life.number < active && life.end_lsn() <= commit.durable() && life.is_over(now_ms))
+            .peekable();
+        let oldest = *over.peek()?;
+        let unfinished = oldest.unfinished() > 0;
+        let worth_it = !unfinished || over.any(|life| life.unfinished() == 0 || life.frees_room(now_ms));
+        worth_it.then_some(Over { number: oldest.number, unfinished })
     }
 
     /// Gives up the segment `number`, the oldest: from now on an address in it is dead. `pass` goes once through every

@@ -408,7 +408,11 @@ impl Table {
             let life = live.get(address.segment).expect("the index names live segments alone");
             let (record, _) = life.state_record(address.offset)?;
             let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-            life.note(if unfinished { 0 } else { record.kept_until_ms }, unfinished);
+            if unfinished {
+                life.note_unfinished(record.kept_until_ms);
+            } else {
+                life.note_finished(record.kept_until_ms);
+            }
             match state::apply(&record).observed(now_ms, None) {
                 State::Absent => {}
                 State::InFlight(_) | State::Done(_) => report.keys += 1,

@@ -36,9 +36,11 @@ pub(crate) struct Life {
     pub(crate) bytes: u64,
     pub(crate) salt: u64,
     pub(crate) data: Arc<dyn Segment>,
-    /// The newest `kept_until` of a record that was the latest of its key when it was published here. Relaxed: it is
-    /// raised and read under the shard locks' order.
+    /// The newest `kept_until` of a finished record that was the latest of its key when it was published here. Relaxed, as the
+    /// next two: who decides by them has passed through the shard locks under which they are raised.
     newest_kept_until_ms: AtomicU64,
+    /// The same of unfinished records.
+    newest_unfinished_until_ms: AtomicU64,
     /// Keys whose latest record lies here and is unfinished.
     unfinished: AtomicU64,
 }
@@ -54,6 +56,7 @@ impl Life {
             salt: header.salt,
             data,
             newest_kept_until_ms: AtomicU64::new(0),
+            newest_unfinished_until_ms: AtomicU64::new(0),
             unfinished: AtomicU64::new(0),
         }
     }
@@ -105,12 +108,15 @@ impl Life {
         self.first_lsn.saturating_add(self.bytes)
     }
 
-    /// A record that is the latest of its key now stands here.
-    pub(crate) fn note(&self, kept_until_ms: u64, unfinished: bool) {
+    /// A finished record that is the latest of its key now stands here.
+    pub(crate) fn note_finished(&self, kept_until_ms: u64) {
         self.newest_kept_until_ms.fetch_max(kept_until_ms, Ordering::Relaxed);
-        if unfinished {
-            self.unfinished.fetch_add(1, Ordering::Relaxed);
-        }
+    }
+
+    /// An unfinished record that is the latest of its key now stands here, and will not be given up before `until_ms`.
+    pub(crate) fn note_unfinished(&self, until_ms: u64) {
+        self.newest_unfinished_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
     }
 
     /// An unfinished record here is no longer the latest of its key.
@@ -121,6 +127,18 @@ impl Life {
     /// When the last finished key here is past its retention.
     pub(crate) fn newest_kept_until_ms(&self) -> u64 {
         self.newest_kept_until_ms.load(Ordering::Relaxed)
+    }
+
+    /// Whether every finished key here is past its retention at `now_ms`.
+    pub(crate) fn is_over(&self, now_ms: u64) -> bool {
+        self.newest_kept_until_ms() <= now_ms
+    }
+
+    /// Whether giving up this segment, which is over, would free room: it holds finished keys, or unfinished ones that are all
+    /// past their time. One that holds nothing but live unfinished keys would only be written anew.
+    pub(crate) fn frees_room(&self, now_ms: u64) -> bool {
+        let unfinished_until_ms = self.newest_unfinished_until_ms.load(Ordering::Relaxed);
+        self.newest_kept_until_ms() > 0 || (1..=now_ms).contains(&unfinished_until_ms)
     }
 
     /// How many unfinished keys have their latest record here.

@@ -80,7 +80,11 @@ impl Engine {
                     held.address = Some(copy.address);
                 }
                 if let Some(life) = self.log.live().read().get(copy.address.segment) {
-                    life.note(0, true);
+                    // A guard keeps its key beyond its time: that is looked at again a retention later.
+                    let until_ms = self.now_ms().saturating_add(record.retention_ms);
+                    let until_ms =
+                        if guard.is_some() { until_ms.max(record.kept_until_ms) } else { record.kept_until_ms };
+                    life.note_unfinished(until_ms);
                 }
             }
         }

@@ -554,6 +554,12 @@ impl Drop for Mount {
     }
 }
 
+/// Says that a rig did not run, and fails where `KEYONCE_RIGS=required` says that it can.
+fn skipped(what: &str) {
+    tell(&format!("skipped: {what}"));
+    assert!(std::env::var_os("KEYONCE_RIGS").is_none(), "a rig that can run here was skipped: {what}");
+}
+
 /// Row D9: a read-only file system, which holds a store that was closed, one that was killed, an empty directory, or none.
 #[test]
 fn a_read_only_mount_is_an_error_with_every_byte_untouched() {
@@ -561,7 +567,7 @@ fn a_read_only_mount_is_an_error_with_every_byte_untouched() {
     let at = place.root().join("mounted");
     fs::create_dir(&at).unwrap();
     let Some(mount) = Mount::tmpfs(&at) else {
-        tell("skipped: a_read_only_mount_is_an_error_with_every_byte_untouched: this process may not mount");
+        skipped("a_read_only_mount_is_an_error_with_every_byte_untouched: this process may not mount");
         return;
     };
     let store = place.open();
@@ -599,9 +605,7 @@ fn a_missing_permission_is_an_error_with_every_byte_untouched() {
         let mut command = child(&dir, "try");
         command.uid(65534).gid(65534);
         let Ok(mut tried) = command.spawn() else {
-            tell(
-                "skipped: a_missing_permission_is_an_error_with_every_byte_untouched: no child of another user may run",
-            );
+            skipped("a_missing_permission_is_an_error_with_every_byte_untouched: no child of another user may run");
             return;
         };
         drop(tried.stdin.take());

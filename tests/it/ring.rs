@@ -128,3 +128,39 @@ fn an_interrupted_key_that_nobody_resolves_expires_and_is_counted() {
     assert_eq!(store.stats().expired_unresolved, 1);
     assert!(matches!(store.reserve(&key("lost"), Fingerprint::of("other")).unwrap(), Reserve::Fresh(_)));
 }
+
+/// Records that only move from the head of the log to its tail free nothing: the store must not write for their sake.
+#[test]
+fn unfinished_keys_of_many_segments_are_not_copied_round_and_round() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let mut tokens = Vec::new();
+    for n in 0..5_000 {
+        let Reserve::Fresh(reservation) = store.reserve(&key(n), request()).unwrap() else { panic!("{n} is new") };
+        tokens.push(reservation.token());
+        drop(reservation);
+    }
+    let span = tokens.last().unwrap().to_u64() - tokens[0].to_u64();
+    assert!(span < 5_000 * 400, "5000 small records took {span} bytes of the log");
+    assert!(store.stats().segments < 12, "{:?}", store.stats());
+    for (n, token) in tokens.iter().enumerate().step_by(97) {
+        let Reserve::Interrupted(found) = store.reserve(&key(n), request()).unwrap() else { panic!("{n}") };
+        assert_eq!(found.token, *token);
+    }
+}
+
+#[test]
+fn a_store_in_which_nothing_is_ever_completed_stays_as_large() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let mut early = 0;
+    for n in 0..30_000_u64 {
+        drop(store.reserve(&key(n), request()).unwrap());
+        clock.advance(Duration::from_millis(50));
+        if n == 10_000 {
+            early = segment_files(&disk);
+        }
+    }
+    assert!(segment_files(&disk) <= early + 2, "{early} files grew to {}", segment_files(&disk));
+    assert!(store.stats().expired_unresolved > 20_000, "{:?}", store.stats());
+}

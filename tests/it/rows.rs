@@ -63,7 +63,7 @@ fn of_two_threads_that_reattach_at_the_same_moment_one_holds() {
 fn ten_thousand_keys_that_one_crash_interrupted_are_counted_and_each_can_be_settled() {
     const KEYS: u64 = 10_000;
     let (disk, clock) = (SimDisk::new(), ManualClock::default());
-    let options = || plain_options(&clock).durability(Durability::ProcessCrash).segment_bytes(4 << 20);
+    let options = || plain_options(&clock).durability(Durability::ProcessCrash);
     let store = testing::open(disk.clone(), options(), 1).unwrap();
     let owners: Vec<_> = (0..KEYS).map(|at| fresh(&store, &key(at.to_string()))).collect();
     assert_eq!(store.stats().guards, KEYS);
