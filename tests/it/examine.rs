@@ -23,12 +23,9 @@ pub(crate) struct Plan {
     pub(crate) limit: u64,
     /// One image in this many is crashed once more after it has answered.
     pub(crate) again_one_in: u64,
-    /// The recovery of one image in this many is crashed at each of its steps.
+    /// The recovery of one image in this many is crashed at one of its steps, and every other time once more.
     pub(crate) deep_one_in: u64,
 }
-
-/// Images of power losses at each step of a recovery.
-const DEEP_LIMIT: u64 = 2;
 
 /// What a campaign did.
 #[derive(Debug, Default)]
@@ -76,6 +73,8 @@ fn open(disk: &SimDisk, settings: &Settings, expected: &Expected, seed: u64) -> 
 
 /// A stretch of a workload and how to look at it.
 pub(crate) struct Check<'a> {
+    /// What the number of an image is called.
+    pub(crate) name: &'static str,
     pub(crate) settings: &'a Settings,
     pub(crate) seed: u64,
     pub(crate) plan: Plan,
@@ -98,8 +97,8 @@ impl Check<'_> {
             let seed = mixed(&[self.seed, number, step]);
             self.moment(&oracle, &moment, seed).map_err(|(image, why)| {
                 let after = step.checked_sub(1).map(|last| disk.describe(last)).unwrap_or_default();
-                let (seed, limit) = (self.seed, self.plan.limit);
-                format!("KEYONCE_IMAGE={seed}:{number}:{step}:{limit}:{image} (crash after: {after})\n{why}")
+                let (name, seed, limit) = (self.name, self.seed, self.plan.limit);
+                format!("{name}={seed}:{number}:{step}:{limit}:{image} (crash after: {after})\n{why}")
             })?;
         }
         Ok(())
@@ -132,7 +131,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Opens one image and looks at what may follow.
+    /// Opens one image and looks at what may follow: a second crash after it has answered, and crashes of its recovery, one
+    /// after the other. `expected_later` holds once the power was lost on the way.
     pub(crate) fn image(
         &mut self,
         image: &SimDisk,
@@ -140,32 +140,36 @@ impl Check<'_> {
         expected_later: &Expected,
         random: &mut Random,
     ) -> Result<(), String> {
-        let again = self.only.is_some() || random.one_in(self.plan.again_one_in);
-        let deep = self.only.is_some() || random.one_in(self.plan.deep_one_in);
-        let (whole, began) = (image, image.steps());
-        if deep {
-            image.record();
-        }
-        let opened_at = caught(|| self.opening(image, expected, random, again))?;
-        if deep {
-            for moment in image.moments().take_while(|moment| moment.steps() <= opened_at) {
-                let step = moment.steps();
-                let losses = moment.images(DEEP_LIMIT).map(|image| (image, expected_later));
-                let images = std::iter::once((moment.kill(), expected)).chain(losses);
-                for (number, (image, expected)) in images.enumerate() {
-                    self.tally.crashed_recoveries += 1;
-                    let again = random.one_in(self.plan.again_one_in);
-                    caught(|| self.opening(&image, expected, random, again)).map_err(|why| {
-                        let mut steps = String::new();
-                        for step in began..step {
-                            writeln!(steps, "  recovery, step {step}: {}", whole.describe(step)).unwrap();
-                        }
-                        format!("image {number} of a crash at step {step} of its recovery: {why}\n{steps}")
-                    })?;
-                }
+        let mut way = String::new();
+        let (mut image, mut expected) = (image.clone(), expected);
+        loop {
+            let again = random.one_in(self.plan.again_one_in);
+            let deep = random.one_in(if way.is_empty() { self.plan.deep_one_in } else { 2 });
+            if deep {
+                image.record();
+            }
+            let began = image.steps();
+            let opened_at = caught(|| self.opening(&image, expected, random, again)).map_err(|why| why + &way)?;
+            if !deep {
+                return Ok(());
+            }
+            let step = began + random.below(opened_at - began + 1);
+            let moment = image.at(step);
+            let loss = random.below(4);
+            write!(way, "\n  after a crash at step {step} of a recovery ({loss}):").unwrap();
+            for step in began..step {
+                write!(way, "\n    {step}: {}", image.describe(step)).unwrap();
+            }
+            self.tally.crashed_recoveries += 1;
+            image = match loss {
+                0 => moment.kill(),
+                1 => moment.crash_all_old(),
+                _ => moment.crash_image(random.next()),
+            };
+            if loss > 0 {
+                expected = expected_later;
             }
         }
-        Ok(())
     }
 
     /// Opens an image, checks it, perhaps crashes it once more; says how many steps the opening took it to.

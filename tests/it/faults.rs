@@ -109,8 +109,8 @@ fn fail_one(seed: u64, step: u64, tally: &mut Tally) -> Result<(), String> {
 
     // What the processes and disks after this one find: the page cache as it is, and what a power loss leaves.
     let instant = clients.oracle.now(clients.hands());
-    let plan = Plan { limit: 3, again_one_in: 1, deep_one_in: 60 };
-    let mut check = Check { settings: &settings, seed, plan, only: None, tally: Tally::default() };
+    let plan = Plan { limit: 3, again_one_in: 1, deep_one_in: 5 };
+    let mut check = Check { name: "image", settings: &settings, seed, plan, only: None, tally: Tally::default() };
     let mut random = Random(mixed(&[seed, step]));
     let kept = clients.oracle.expected(instant, Crash::Kill, 0);
     let expected = clients.oracle.expected(instant, Crash::PowerLoss, 0);

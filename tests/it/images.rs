@@ -2,8 +2,9 @@
 //!
 //! A workload of seeded random calls runs once on a recording [`SimDisk`]. Then every moment of the disk is gone back to, and
 //! from each one images are built: what a killed process leaves, and what a power loss may leave, with each unsynced page old,
-//! new or in between, and each new file and length there or not. Every image is opened and held against the [`Oracle`]; of
-//! some, the recovery is crashed again at each of its steps, and some are crashed once more after they have answered.
+//! new or in between, and each new file and length there or not. Every image is opened and held against the oracle; some are
+//! crashed once more after they have answered, and of some the recovery is crashed at one of its steps, and that of what is
+//! left then, and so on.
 //!
 //! A failure prints `KEYONCE_IMAGE=seed:phase:step:limit:image`. With that variable set,
 //! `cargo test --test it images::a_crash_at_any_moment` replays that one image, with all that can follow from it.
@@ -27,7 +28,7 @@ fn workload(mount: Mount, seed: u64) -> (Settings, Vec<Phase>, Result<(), String
     let mut random = Random(seed);
     let settings = Settings::by_chance(&mut random);
     let mut clients = Clients::new(mount, settings, seed);
-    for _ in 0..40 + random.below(if settings.large_bodies { 160 } else { 60 }) {
+    for _ in 0..settings.kind.ops(&mut random) {
         let op = clients.usable(Op::by_chance(&mut random, &settings));
         clients.run(op);
     }
@@ -43,7 +44,8 @@ fn check_workload(mount: Mount, seed: u64, plan: Plan) -> (Tally, Result<(), Str
             return (Tally::default(), Err(format!("the workload of seed {seed}, before any crash: {why}")));
         }
     };
-    let mut check = Check { settings: &settings, seed, plan, only: None, tally: Tally::default() };
+    let mut check =
+        Check { name: "KEYONCE_IMAGE", settings: &settings, seed, plan, only: None, tally: Tally::default() };
     check.tally.workloads = 1;
     check.tally.calls = phases.last().map_or(0, |phase| phase.oracle.calls() as u64);
     let result = (0..).zip(phases).try_for_each(|(number, phase)| check.phase(number, phase));
@@ -59,7 +61,7 @@ fn number(variable: &str) -> Option<u64> {
 /// How many images are looked at for each moment of a seed's workload: few, so that many workloads are met, or many.
 fn plan_of(seed: u64) -> Plan {
     let limit = [1, 2, 3, 8][usize::try_from(seed % 4).unwrap()];
-    Plan { limit, again_one_in: 6, deep_one_in: 150 }
+    Plan { limit, again_one_in: 6, deep_one_in: 8 }
 }
 
 #[test]
@@ -94,7 +96,14 @@ fn replay(image: &str) {
     let (settings, phases, _) = workload(plainly, seed);
     println!("{settings:?}");
     let plan = Plan { limit, ..plan_of(seed) };
-    let mut check = Check { settings: &settings, seed, plan, only: Some((step, image)), tally: Tally::default() };
+    let mut check = Check {
+        name: "KEYONCE_IMAGE",
+        settings: &settings,
+        seed,
+        plan,
+        only: Some((step, image)),
+        tally: Tally::default(),
+    };
     let phases = (0..).zip(phases).filter(|(number, _)| *number == phase);
     for (number, phase) in phases {
         check.phase(number, phase).unwrap_or_else(|why| panic!("{why}"));
@@ -115,6 +124,7 @@ fn small_acts(key: usize) -> Vec<Vec<Op>> {
         vec![reserve(plain), Op::Release { key }],
         vec![reserve(plain), Op::Drop { key }],
         vec![reserve(plain), Op::SaveCheckpoint { key, bytes: 3_000 }],
+        vec![reserve(plain), Op::SaveCheckpoint { key, bytes: 10 }, Op::Interrupt { key }],
         vec![reserve(plain), Op::Detach { key, lease_ms: 45_000 }],
         vec![reserve(unsynced), Op::CompleteWithoutBody { key, bytes: 60 }],
         vec![reserve(With { take_over: true, ..plain })],
@@ -139,8 +149,9 @@ fn after_every_short_sequence_every_image_shows_what_was_told() {
         clients.record_from_now();
         let sequence = &sequences[usize::try_from(number).unwrap()];
         sequence.iter().for_each(|op| clients.run(*op));
-        let plan = Plan { limit: 48, again_one_in: 40, deep_one_in: 1_000 };
-        let mut check = Check { settings: &settings, seed: number, plan, only: None, tally: Tally::default() };
+        let plan = Plan { limit: 48, again_one_in: 40, deep_one_in: 20 };
+        let mut check =
+            Check { name: "image", settings: &settings, seed: number, plan, only: None, tally: Tally::default() };
         let result = check.phase(0, clients.finish().remove(0));
         (check.tally, result.map_err(|why| format!("{sequence:?}: {why}")))
     });
@@ -149,19 +160,21 @@ fn after_every_short_sequence_every_image_shows_what_was_told() {
 
 #[test]
 fn a_crash_at_any_step_of_creating_a_store_leaves_one_that_opens() {
-    for tear in [Tear::Page, Tear::Sector] {
+    let total = in_parallel(8, |seed| {
+        let tear = if seed.is_multiple_of(2) { Tear::Page } else { Tear::Sector };
         let settings = Settings { keys: 2, tear, ..Settings::plain() };
-        let mut clients = Clients::new(plainly, settings, 1);
+        let mut clients = Clients::new(plainly, settings, seed);
         clients.open();
         clients.run(Op::Reserve { key: 0, request: 0, with: With::default() });
-        let plan = Plan { limit: 100, again_one_in: 2, deep_one_in: 4 };
-        let mut check = Check { settings: &settings, seed: 1, plan, only: None, tally: Tally::default() };
-        check.phase(0, clients.finish().remove(0)).unwrap_or_else(|why| panic!("{why}"));
-        println!("crash images of a creation: {}: {:?}", check.tally.images(), check.tally);
-    }
+        let plan = Plan { limit: 100, again_one_in: 2, deep_one_in: 1 };
+        let mut check = Check { name: "image", settings: &settings, seed, plan, only: None, tally: Tally::default() };
+        let result = check.phase(0, clients.finish().remove(0));
+        (check.tally, result)
+    });
+    println!("crash images of a creation: {}: {total:?}", total.images());
 }
 
-/// A disk that forgets to sync, in one of two ways. The checks must notice.
+/// A disk that forgets to sync. The checks must notice.
 #[derive(Debug)]
 struct Forgetful {
     disk: SimDisk,
@@ -268,7 +281,7 @@ fn a_disk_that_forgets_to_sync_is_noticed() {
         ("headers", |disk, options, seed| on(Forgets::Headers, disk, options, seed)),
         ("records", |disk, options, seed| on(Forgets::Records, disk, options, seed)),
     ];
-    let plan = Plan { limit: 3, again_one_in: 10, deep_one_in: 1_000 };
+    let plan = Plan { limit: 3, again_one_in: 10, deep_one_in: 20 };
     for (forgotten, mount) in mounts {
         let mut noticed = 0;
         for seed in 1..=8 {

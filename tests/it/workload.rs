@@ -153,12 +153,16 @@ pub(crate) struct With {
 impl Op {
     pub(crate) fn by_chance(random: &mut Random, settings: &Settings) -> Self {
         let key = random.index(settings.keys);
-        let bodies = if settings.large_bodies { &BODY_BYTES_LARGE[..] } else { &BODY_BYTES[..] };
+        let bodies = match settings.kind {
+            Kind::Everything => &BODY_BYTES[..],
+            Kind::LargeBodies => &BODY_BYTES_LARGE[..],
+            Kind::Ring if !random.one_in(10) => return Self::that_turns_the_ring(random, key),
+            Kind::Ring => &BODY_BYTES_LARGE[..],
+        };
+        let seldom_opened = settings.kind != Kind::Everything;
         match random.below(100) {
             // A store that is opened seldom fills its segments.
-            84..88 | 98..100 if settings.large_bodies && !random.one_in(6) => {
-                Self::Complete { key, bytes: random.of(bodies) }
-            }
+            84..88 | 98..100 if seldom_opened && !random.one_in(6) => Self::Complete { key, bytes: random.of(bodies) },
             0..30 => Self::Reserve {
                 key,
                 request: u8::from(random.one_in(4)),
@@ -175,10 +179,10 @@ impl Op {
             53..56 => Self::Release { key },
             56..58 => Self::Drop { key },
             58..59 => Self::Interrupt { key },
-            59..63 => Self::SaveCheckpoint { key, bytes: random.of(&[0, 10, 3_000, 60_000]) },
-            63..66 => Self::Renew { key, lease_ms: random.of(&[5_000, 40_000, 200_000]) },
-            66..69 => Self::Detach { key, lease_ms: random.of(&[3_000, 45_000]) },
-            69..72 => Self::Reattach { key },
+            59..65 => Self::SaveCheckpoint { key, bytes: random.of(&[0, 10, 3_000, 60_000]) },
+            65..67 => Self::Renew { key, lease_ms: random.of(&[5_000, 40_000, 200_000]) },
+            67..70 => Self::Detach { key, lease_ms: random.of(&[3_000, 45_000]) },
+            70..72 => Self::Reattach { key },
             72..76 => Self::TakeOver { key },
             76..78 => Self::Resolve { key, bytes: random.of(bodies) },
             78..79 => Self::ReleaseInterrupted { key },
@@ -192,6 +196,37 @@ impl Op {
             _ => Self::LosePower { seed: random.next() },
         }
     }
+
+    /// Records that fill segments and are soon forgotten, nearly all unsynced; among them a few that must stay.
+    fn that_turns_the_ring(random: &mut Random, key: usize) -> Self {
+        let stays = key < 3;
+        match random.below(20) {
+            0..9 => Self::Reserve {
+                key,
+                request: 0,
+                with: With {
+                    durability: stays.then_some(Durability::PowerLoss),
+                    lease_ms: stays.then_some(200_000),
+                    retention_ms: (!stays).then_some(20_000),
+                    take_over: !stays,
+                    release_on_drop: false,
+                },
+            },
+            9..17 if !stays || random.one_in(8) => Self::Complete { key, bytes: random.of(&BODY_BYTES_LARGE) },
+            17 if stays => Self::Detach { key, lease_ms: 150_000 },
+            _ => Self::Advance { ms: random.of(&[1_000, 3_000, 8_000, 25_000]) },
+        }
+    }
+}
+
+impl Kind {
+    /// How many acts make a workload of this kind.
+    pub(crate) fn ops(self, random: &mut Random) -> u64 {
+        match self {
+            Self::Everything => 40 + random.below(60),
+            Self::LargeBodies | Self::Ring => 60 + random.below(140),
+        }
+    }
 }
 
 /// How a workload's store is opened.
@@ -201,8 +236,19 @@ pub(crate) struct Settings {
     pub(crate) append_mode: AppendMode,
     pub(crate) tear: Tear,
     pub(crate) keys: usize,
-    /// Bodies are large and the store is seldom opened, so that segments roll, retire and get new lives.
-    pub(crate) large_bodies: bool,
+    /// What its workload dwells on.
+    pub(crate) kind: Kind,
+}
+
+/// What a workload dwells on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Every call there is, and many openings.
+    Everything,
+    /// Bodies are large and the store is seldom opened, so that segments roll.
+    LargeBodies,
+    /// Segments roll, retire and get new lives all the time, with few syncs but those that this takes.
+    Ring,
 }
 
 impl Settings {
@@ -213,18 +259,21 @@ impl Settings {
             append_mode: AppendMode::Positioned,
             tear: Tear::Page,
             keys: 5,
-            large_bodies: false,
+            kind: Kind::Everything,
         }
     }
 
     pub(crate) fn by_chance(random: &mut Random) -> Self {
-        let large_bodies = random.one_in(2);
+        let kind = random.of(&[Kind::Everything, Kind::LargeBodies, Kind::Ring]);
         Self {
-            durability: random.of(&[Durability::PowerLoss, Durability::PowerLoss, Durability::ProcessCrash]),
+            durability: match kind {
+                Kind::Ring => Durability::ProcessCrash,
+                _ => random.of(&[Durability::PowerLoss, Durability::PowerLoss, Durability::ProcessCrash]),
+            },
             append_mode: random.of(&[AppendMode::Mapped, AppendMode::Positioned]),
             tear: random.of(&[Tear::Page, Tear::Sector]),
-            keys: if large_bodies { 10 } else { 5 },
-            large_bodies,
+            keys: if kind == Kind::Everything { 5 } else { 10 },
+            kind,
         }
     }
 
