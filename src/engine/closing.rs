@@ -41,6 +41,7 @@ impl Engine {
         let unfinished = self.interrupt_all();
         let ended = self.end(unfinished);
         self.helper.stop();
+        drop(self.turn_to_keep_house.lock());
         // After a failure somebody else may still be at a sync; nobody begins another.
         self.commit.wait_for_leader();
         // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.

@@ -46,7 +46,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log. Those whose retention has passed, and that no guard holds, are forgotten.
+    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log. Those whose retention
+    /// has passed, and that no guard holds, are forgotten.
     fn carry_forward(&self, number: u64) -> Result<(), Error> {
         let oldest_live = self.log.oldest_live();
         for shard in &self.shards {
