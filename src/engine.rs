@@ -318,27 +318,13 @@ impl Engine {
                 (Acted { answer, state, payload, guard_id }, Some((appended.end, level)))
             }
             None => {
-                if let Call::Renew { token, lease_ms } = call
-                    && answer == Answer::Done
-                {
-                    shard.renew(token, now_ms.saturating_add(lease_ms));
-                }
-                if let (Answer::InFlight, Some(bell), Some(token)) = (answer, bell, look.state.token()) {
-                    shard.held.entry(token).or_default().bells.push(Arc::clone(bell));
-                }
-                let payload = match answer {
-                    Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload(),
-                    Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => {
-                        Arc::default()
-                    }
-                };
-                let state = look.state;
+                let acted = shard.answer_as_found(&look, &call, answer, now_ms, bell);
                 let rests_on = match waits {
                     Waits::For(level) => look.rests_on(level),
                     Waits::ForNothing => None,
                 };
                 drop(live);
-                (Acted { answer, state, payload, guard_id: None }, rests_on)
+                (acted, rests_on)
             }
         };
         shard.count(answer, write.as_ref());
@@ -526,6 +512,28 @@ impl fmt::Debug for Engine {
 }
 
 impl Shard {
+    /// The answer to a call that writes nothing. A renewal moves the lease in memory; who waits hangs up a bell.
+    fn answer_as_found(
+        &mut self,
+        look: &Look<'_>,
+        call: &Call,
+        answer: Answer,
+        now_ms: u64,
+        bell: Option<&Arc<Bell>>,
+    ) -> Acted {
+        if let (Answer::Done, Call::Renew { token, lease_ms }) = (answer, *call) {
+            self.renew(token, now_ms.saturating_add(lease_ms));
+        }
+        if let (Answer::InFlight, Some(bell), Some(token)) = (answer, bell, look.state.token()) {
+            self.held.entry(token).or_default().bells.push(Arc::clone(bell));
+        }
+        let payload = match answer {
+            Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload(),
+            Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => Arc::default(),
+        };
+        Acted { answer, state: look.state, payload, guard_id: None }
+    }
+
     fn renew(&mut self, token: u64, lease_end_ms: u64) {
         if let Some(guard) = self.held.get_mut(&token).and_then(|held| held.guard.as_mut()) {
             guard.lease_end_ms = lease_end_ms;
