@@ -200,7 +200,7 @@ impl Survey {
         }) {
             return Err(Error::corrupt(&twice.name, 0, "another file carries the same segment number"));
         }
-        survey.drop_void(&mut lives)?;
+        survey.drop_void(&mut lives, store.run_number)?;
         survey.link(lives, store.run_number)?;
         if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
             let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
@@ -226,7 +226,7 @@ impl Survey {
     }
 
     /// Gives up the recoveries at the top that did not come to their `Sealed`: no answer ever rested on them.
-    fn drop_void(&mut self, lives: &mut Vec<(Found, SegmentHeader)>) -> Result<(), Error> {
+    fn drop_void(&mut self, lives: &mut Vec<(Found, SegmentHeader)>, run_number: u64) -> Result<(), Error> {
         while let Some((_, top)) = lives.last() {
             if top.role != Role::Recovery {
                 return Ok(());
@@ -240,18 +240,21 @@ impl Survey {
             for (found, header) in &group {
                 scans.push(Scan::run(found, header)?);
             }
+            // A seal that the store file names was durable. It need not find its copies any more: the oldest may have been
+            // given up since.
+            let published = group.iter().any(|(_, header)| header.number == run_number);
             let parts: Vec<_> = group.iter().zip(&scans).map(|((found, header), scan)| (found, header, scan)).collect();
-            if sealed(&parts)? {
+            if (published && scans.iter().any(|scan| scan.sealed.is_some())) || sealed(&parts)? {
                 lives.extend(group);
                 return Ok(());
             }
             let first_lsn = group.first().map_or(0, |(_, header)| header.first_lsn);
             let worked = scans.iter().any(|scan| scan.synced_lsn > first_lsn || scan.closed.is_some());
-            if let (true, Some((found, _))) = (worked, group.first()) {
+            if let (true, Some((found, _))) = (worked || published, group.first()) {
                 return Err(Error::corrupt(
                     &found.name,
                     format::DATA_START,
-                    "work lies behind a recovery without its seal",
+                    "the seal of the recovery that ended here is missing",
                 ));
             }
             self.spares.extend(group.iter().filter_map(|(found, _)| spare(found)));
@@ -332,8 +335,8 @@ impl Survey {
             let of_run = |link: &&Link| link.header.run_id == first.header.run_id && link.header.role == Role::Recovery;
             let count = rest.iter().take_while(of_run).count();
             let (group, behind) = rest.split_at(count.max(1));
-            let parts: Vec<_> = group.iter().map(|link| (&link.found, &link.header, &link.scan)).collect();
-            if count > 0 && !self.replaced.contains(first.header.first_lsn) && !sealed(&parts)? {
+            let sealed = group.iter().any(|link| link.scan.sealed.is_some());
+            if count > 0 && !sealed && !self.replaced.contains(first.header.first_lsn) {
                 return Err(Error::corrupt(&first.found.name, format::DATA_START, "the seal of a recovery is missing"));
             }
             rest = behind;

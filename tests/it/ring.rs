@@ -164,3 +164,27 @@ fn a_store_in_which_nothing_is_ever_completed_stays_as_large() {
     assert!(segment_files(&disk) <= early + 2, "{early} files grew to {}", segment_files(&disk));
     assert!(store.stats().expired_unresolved > 20_000, "{:?}", store.stats());
 }
+
+/// A recovery of two segments whose first is given up later: the seal in the second no longer finds all its copies.
+#[test]
+fn a_long_recovery_may_be_given_up_piece_by_piece() {
+    let (mut disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let body = vec![7; 2_000];
+    {
+        let large = options(&clock).segment_bytes(1 << 20);
+        let store = testing::open(disk.clone(), large, 1).unwrap();
+        (0..120).for_each(|n| finish(&store, n, &body));
+        disk = disk.kill();
+    }
+    let store = testing::open(disk.clone(), options(&clock), 2).unwrap();
+    assert!(store.opened().copied >= 80, "the copies need two segments: {:?}", store.opened());
+    clock.advance(Duration::from_secs(59));
+    (200..210).for_each(|n| finish(&store, n, &body));
+    clock.advance(Duration::from_secs(2));
+    (300..400).for_each(|n| finish(&store, n, &body));
+    for image in [disk.kill(), disk.crash_all_new()] {
+        let reopened = testing::open(image, options(&clock), 3).unwrap();
+        assert_eq!(replayed(&reopened, 205).as_deref(), Some(&body[..]));
+        assert_eq!(replayed(&reopened, 399).as_deref(), Some(&body[..]));
+    }
+}
