@@ -267,3 +267,9 @@ pub(crate) fn in_parallel(count: u64, work: impl Fn(u64) -> (Tally, Result<(), S
     result.unwrap_or_else(|why| panic!("{why}"));
     total
 }
+
+/// The number in an environment variable, if it is set.
+pub(crate) fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
+}

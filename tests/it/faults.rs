@@ -1,4 +1,6 @@
 //! Failing disks: after the k-th write or sync has failed, for each k, nobody is told anything that is not on the disk.
+//!
+//! `KEYONCE_FAULT_SEEDS=n` runs the workloads of `n` seeds, each once for every step that can fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -8,7 +10,7 @@ use keyonce::testing::{self, EIO, ENOSPC, ManualClock, SimDisk, Step};
 use keyonce::{Completion, ErrorKind, KeyState, NotStored, Reserve};
 
 use super::clients::Clients;
-use super::examine::{Check, Plan, Tally, caught, in_parallel};
+use super::examine::{Check, Plan, Tally, caught, in_parallel, number};
 use super::oracle::{Crash, fingerprint, key};
 use super::workload::{Op, Random, Settings, mixed, plainly};
 
@@ -71,7 +73,7 @@ fn clients_with_fault(seed: u64, fault: Option<(u64, i32)>) -> (Settings, Client
 fn after_the_kth_step_has_failed_nothing_is_told_that_a_crash_takes_back() {
     let mut all = Tally::default();
     let mut runs = 0;
-    for seed in 1..=8 {
+    for seed in 1..=number("KEYONCE_FAULT_SEEDS").unwrap_or(8) {
         let steps = clients_with_fault(seed, None).1.disk.steps();
         all.add(in_parallel(steps, |step| {
             let mut tally = Tally::default();

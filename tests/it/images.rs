@@ -20,7 +20,7 @@ use keyonce::testing::{self, Access, Segment, SimDisk, Storage, Tear};
 use keyonce::{Durability, Error, Options, Store};
 
 use super::clients::{Clients, Phase};
-use super::examine::{Check, Plan, Tally, caught, in_parallel, in_threads};
+use super::examine::{Check, Plan, Tally, caught, in_parallel, in_threads, number};
 use super::workload::{Mount, Op, Random, Settings, With, plainly};
 
 /// The workload of a seed, and what was wrong already while it ran.
@@ -51,11 +51,6 @@ fn check_workload(mount: Mount, seed: u64, plan: Plan) -> (Tally, Result<(), Str
     let result = (0..).zip(phases).try_for_each(|(number, phase)| check.phase(number, phase));
     let ran = ran.map_err(|why| format!("the workload of seed {seed}, before any crash: {why}"));
     (check.tally, result.and(ran))
-}
-
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
 }
 
 /// How many images are looked at for each moment of a seed's workload: few, so that many workloads are met, or many.
