@@ -166,10 +166,15 @@ impl Drop for Turn<'_> {
         // The next leader first, so that the device does not idle while the others wake.
         let synced = state.synced;
         let all = state.failure.is_some();
-        let successor = if all { None } else { state.waiting.iter().position(|waiter| waiter.lsn > synced) };
+        let successor = if all {
+            None
+        } else {
+            state.waiting.iter().position(|waiter| waiter.lsn > synced && waiter.lsn < u64::MAX)
+        };
         let successor = successor.and_then(|at| state.waiting.remove(at));
         let waiting = std::mem::take(&mut state.waiting);
-        let (woken, waiting) = waiting.into_iter().partition(|waiter| all || waiter.lsn <= synced);
+        let (woken, waiting) =
+            waiting.into_iter().partition(|waiter| all || waiter.lsn <= synced || waiter.lsn == u64::MAX);
         state.waiting = waiting;
         drop(state);
         let woken: VecDeque<Arc<Waiter>> = woken;

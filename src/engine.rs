@@ -19,7 +19,7 @@ use std::time::Duration;
 use crossbeam::utils::CachePadded;
 
 use crate::commit::Commit;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::format::{Draft, StateKind, StateRecord};
 use crate::helper::Helper;
 use crate::index::{self, Address, IndexShard};
@@ -96,6 +96,8 @@ struct Latest<'a> {
     found: index::Found,
     life: &'a Arc<Life>,
     record: StateRecord<'a>,
+    /// Its length.
+    bytes: u64,
     end_lsn: u64,
 }
 
@@ -103,8 +105,8 @@ struct Latest<'a> {
 struct Before {
     token: Option<u64>,
     found: Option<index::Found>,
-    /// The segment of the latest record, if that is unfinished.
-    unfinished_in: Option<Arc<Life>>,
+    /// The segment of the latest record, if that is unfinished, and its length in bytes.
+    unfinished_in: Option<(Arc<Life>, u64)>,
 }
 
 /// What a call came to.
@@ -289,9 +291,6 @@ impl Engine {
         let look = self.look(&live, &shard, hash, key, now_ms)?;
         let call = call(look.guard);
         let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
-        if write.is_some() && look.expired_unresolved() {
-            shard.counts.expired_unresolved += 1;
-        }
         let mut bells = Vec::new();
         let mut housekeeping_due = false;
         let (acted, rests_on) = match write {
@@ -301,13 +300,21 @@ impl Engine {
                     Carry::Checkpoint => look.payload(),
                 };
                 let before = look.before();
+                let expired_unresolved = look.expired_unresolved();
                 // An append may begin a segment, for which nobody may be reading the table of them.
                 drop(live);
                 let carried = if write.carry == Carry::Given { given } else { &payload };
                 if call.makes_an_owner() && self.draining.load(Ordering::Acquire) {
                     return Err(Error::closed());
                 }
-                let (state, appended) = self.write(&mut shard, hash, key, &before, &write, carried)?;
+                let (state, appended) = match self.write(&mut shard, hash, key, &before, &write, carried) {
+                    Ok(written) => written,
+                    Err(error) => {
+                        drop(shard);
+                        return Err(self.refused(error));
+                    }
+                };
+                shard.counts.expired_unresolved += u64::from(expired_unresolved);
                 housekeeping_due = appended.housekeeping_due;
                 let guard_id = shard.move_guard(&call, before.token, &state, &appended, &mut bells);
                 let level = match write.kind {
@@ -344,6 +351,14 @@ impl Engine {
         Ok(acted)
     }
 
+    /// A full disk may have room once what is past its use is given up.
+    fn refused(&self, error: Error) -> Error {
+        if matches!(error.kind(), ErrorKind::Full { .. }) {
+            self.housekeeping_is_due();
+        }
+        error
+    }
+
     fn check_size(&self, write: &Write, payload: &[u8]) -> Result<(), Error> {
         let (what, bytes_max) = match write.kind {
             StateKind::Done => ("the response", self.options.response_bytes_max),
@@ -374,14 +389,14 @@ impl Engine {
             record.token = appended.lsn;
         }
         shard.index.publish(hash, self.log.oldest_live(), before.found, appended.address);
-        if let Some(life) = &before.unfinished_in {
-            life.note_superseded();
+        if let Some((life, bytes)) = &before.unfinished_in {
+            life.note_superseded(*bytes);
         }
         let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
         let live = self.log.live().read();
         let life = live.get(appended.address.segment).expect("what was just appended is alive");
         if unfinished {
-            life.note_unfinished(record.kept_until_ms);
+            life.note_unfinished(record.kept_until_ms, appended.end - appended.lsn);
         } else {
             life.note_finished(record.kept_until_ms);
         }
@@ -395,7 +410,7 @@ impl Engine {
             let Some(life) = live.get(address.segment) else { return false };
             match life.state_record(address.offset) {
                 Ok((record, len)) if record.scope == key.scope() && record.id == key.id() => {
-                    latest = Some((life, record, life.lsn(address.offset) + len));
+                    latest = Some((life, record, len, life.lsn(address.offset) + len));
                     true
                 }
                 Ok(_) => false,
@@ -405,14 +420,14 @@ impl Engine {
                 }
             }
         });
-        let (Some(found), Some((life, record, end_lsn))) = (found, latest) else {
+        let (Some(found), Some((life, record, bytes, end_lsn))) = (found, latest) else {
             // A record that cannot be read may be this key's: it is never taken for absent.
             let absent = Look { state: State::Absent, latest: None, guard: None };
             return damage.map_or(Ok(absent), Err);
         };
         let state = state::apply(&record);
         let guard = state.token().and_then(|token| shard.held.get(&token)).and_then(|held| held.guard);
-        let latest = Some(Latest { found, life, record, end_lsn });
+        let latest = Some(Latest { found, life, record, bytes, end_lsn });
         Ok(Look { state: state.observed(now_ms, guard), latest, guard })
     }
 
@@ -618,7 +633,11 @@ impl Look<'_> {
         Before {
             token: self.state.token(),
             found: self.latest.as_ref().map(|latest| latest.found),
-            unfinished_in: self.latest.as_ref().filter(unfinished).map(|latest| Arc::clone(latest.life)),
+            unfinished_in: self
+                .latest
+                .as_ref()
+                .filter(unfinished)
+                .map(|latest| (Arc::clone(latest.life), latest.bytes)),
         }
     }
 }

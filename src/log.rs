@@ -6,11 +6,13 @@
 //!   appends is the order of LSNs.
 //! - Every append leaves room for the [`format::Next`] record, and for `Closed`, so a segment can always be ended.
 //! - A segment's header is durable before its first record, and its predecessor's `Next` is written after that.
-//! - A file gets a new life only when a durable header names an oldest live number above its last one, or when a durable
-//!   `Sealed` has replaced it, and nobody holds its old life any more.
+//! - A file gets a new life only when nothing in it counts any more: every copy made out of it is durable, or a durable
+//!   `Sealed` has replaced it; and when nobody holds its old life. The header of the new life says so, and one of its copies
+//!   is durable before the other touches what the file said before.
 //! - A failed write poisons; a failed preparation of a segment promises nothing to anyone and is tried again.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use crate::format::{self, Closed, Draft, Next, Role, SegmentHeader};
 use crate::index::{self, Address};
 use crate::retention::SEGMENT_BYTES_STEP;
 use crate::segment::{self, Life};
-use crate::storage::{Access, Storage};
+use crate::storage::{Access, Segment, Storage};
 use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
 
 /// Room that every append leaves at the end of a segment.
@@ -134,7 +136,7 @@ pub(crate) struct Live {
 struct Files {
     prepared: Option<Life>,
     spares: Vec<Spare>,
-    /// Lives that ended; a durable header must put them below the oldest live number before their files are used again.
+    /// Lives that ended, and that somebody may still be looking at.
     retired: Vec<Arc<Life>>,
     /// The highest number that any header carries, so that no number is given twice.
     newest_number: u64,
@@ -142,8 +144,6 @@ struct Files {
     newest_first_lsn: u64,
     /// The store is closed: nothing is mapped any more.
     closed: bool,
-    /// The oldest live number that a durable header names.
-    durable_oldest_live: u64,
     next_index: u32,
 }
 
@@ -204,7 +204,6 @@ impl Log {
             newest_number: past.newest_number,
             newest_first_lsn: 0,
             closed: false,
-            durable_oldest_live: past.oldest_live,
             next_index: past.next_index,
         };
         let oldest_live = past.oldest_live;
@@ -369,7 +368,7 @@ impl Log {
             .peekable();
         let oldest = *over.peek()?;
         let unfinished = oldest.unfinished() > 0;
-        let worth_it = !unfinished || over.any(|life| life.unfinished() == 0 || life.frees_room(now_ms));
+        let worth_it = over.any(|life| life.frees_room(now_ms));
         worth_it.then_some(Over { number: oldest.number, unfinished })
     }
 
@@ -383,7 +382,10 @@ impl Log {
         self.oldest_live.store(oldest_live, Ordering::Release);
         pass();
         let removed = self.live.write().remove_below(oldest_live);
-        self.files.lock().retired.extend(removed);
+        let mut files = self.files.lock();
+        if !files.closed {
+            files.retired.extend(removed);
+        }
     }
 
     fn successor(&self, tail: &Tail) -> Start {
@@ -489,10 +491,7 @@ impl Files {
                 while let Some(small) = self.spares.pop() {
                     run.storage.remove(&small.name).map_err(failed(&small.name))?;
                 }
-                let name = segment::file_name(self.next_index);
-                let data = run.storage.create_segment(&name, start.bytes).map_err(failed(&name))?;
-                self.next_index += 1;
-                (name, data)
+                self.create(run, start.bytes)?
             }
         };
         let salt = run.entropy.number().map_err(failed(&name))?;
@@ -515,15 +514,26 @@ impl Files {
         let failed = failed(&name);
         let life = Life::begin(data, name, &header).map_err(failed)?;
         self.newest_first_lsn = start.first_lsn;
-        self.durable_oldest_live = self.durable_oldest_live.max(oldest_live);
         Ok(life)
     }
 
-    /// Lives that nobody holds any more, and that a durable header puts below the oldest live one, leave their files.
+    /// Makes a new file, under the next name that nobody has.
+    fn create(&mut self, run: &Run, bytes: u64) -> Result<(String, Arc<dyn Segment>), Error> {
+        loop {
+            let name = segment::file_name(self.next_index);
+            self.next_index = self.next_index.wrapping_add(1);
+            match run.storage.create_segment(&name, bytes) {
+                Ok(data) => return Ok((name, data)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io(format!("preparing {name}"), error)),
+            }
+        }
+    }
+
+    /// Lives that nobody holds any more leave their files.
     fn collect_retired(&mut self) {
-        let durable_oldest_live = self.durable_oldest_live;
         for life in std::mem::take(&mut self.retired) {
-            if life.number >= durable_oldest_live || Arc::strong_count(&life) > 1 {
+            if Arc::strong_count(&life) > 1 {
                 self.retired.push(life);
             } else {
                 self.spares.push(Spare { name: life.name.clone(), bytes: life.bytes });

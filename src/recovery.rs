@@ -406,10 +406,10 @@ impl Table {
     fn note(&self, live: &Live, now_ms: u64, report: &mut OpenReport) -> Result<(), Error> {
         for address in self.shards.iter().flat_map(|shard| shard.addresses(self.oldest_live)) {
             let life = live.get(address.segment).expect("the index names live segments alone");
-            let (record, _) = life.state_record(address.offset)?;
+            let (record, bytes) = life.state_record(address.offset)?;
             let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
             if unfinished {
-                life.note_unfinished(record.kept_until_ms);
+                life.note_unfinished(record.kept_until_ms, bytes);
             } else {
                 life.note_finished(record.kept_until_ms);
             }

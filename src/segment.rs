@@ -41,8 +41,9 @@ pub(crate) struct Life {
     newest_kept_until_ms: AtomicU64,
     /// The same of unfinished records.
     newest_unfinished_until_ms: AtomicU64,
-    /// Keys whose latest record lies here and is unfinished.
+    /// Keys whose latest record lies here and is unfinished, and the bytes of those records.
     unfinished: AtomicU64,
+    unfinished_bytes: AtomicU64,
 }
 
 impl Life {
@@ -58,16 +59,20 @@ impl Life {
             newest_kept_until_ms: AtomicU64::new(0),
             newest_unfinished_until_ms: AtomicU64::new(0),
             unfinished: AtomicU64::new(0),
+            unfinished_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Gives the file `name` the new life that `header` describes. When this returns, the header is durable.
+    /// Gives the file `name` the new life that `header` describes. When this returns, the header is durable. One of the two
+    /// copies is sound at every moment: that of the old life until that of the new one is durable, which says that nothing of
+    /// the old one counts any more.
     ///
     /// # Errors
     ///
     /// What the storage says; the file is then a spare with no life, or still in its old one.
     pub(crate) fn begin(data: Arc<dyn Segment>, name: String, header: &SegmentHeader) -> io::Result<Self> {
         data.write_at(0, &header.encode(0))?;
+        data.sync()?;
         data.write_at(format::BLOCK as u64, &header.encode(1))?;
         data.sync()?;
         Ok(Self::new(name, header, data))
@@ -113,15 +118,18 @@ impl Life {
         self.newest_kept_until_ms.fetch_max(kept_until_ms, Ordering::Relaxed);
     }
 
-    /// An unfinished record that is the latest of its key now stands here, and will not be given up before `until_ms`.
-    pub(crate) fn note_unfinished(&self, until_ms: u64) {
+    /// An unfinished record of so many bytes that is the latest of its key now stands here, and will not be given up before
+    /// `until_ms`.
+    pub(crate) fn note_unfinished(&self, until_ms: u64, bytes: u64) {
         self.newest_unfinished_until_ms.fetch_max(until_ms, Ordering::Relaxed);
         self.unfinished.fetch_add(1, Ordering::Relaxed);
+        self.unfinished_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// An unfinished record here is no longer the latest of its key.
-    pub(crate) fn note_superseded(&self) {
+    /// An unfinished record of so many bytes here is no longer the latest of its key.
+    pub(crate) fn note_superseded(&self, bytes: u64) {
         self.unfinished.fetch_sub(1, Ordering::Relaxed);
+        self.unfinished_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// When the last finished key here is past its retention.
@@ -134,16 +142,21 @@ impl Life {
         self.newest_kept_until_ms() <= now_ms
     }
 
-    /// Whether giving up this segment, which is over, would free room: it holds finished keys, or unfinished ones that are all
-    /// past their time. One that holds nothing but live unfinished keys would only be written anew.
+    /// Whether giving up this segment, which is over, would free room: at least half of it is of no use, or its unfinished
+    /// keys are all past their time. One that is full of live unfinished keys would only be written anew.
     pub(crate) fn frees_room(&self, now_ms: u64) -> bool {
         let unfinished_until_ms = self.newest_unfinished_until_ms.load(Ordering::Relaxed);
-        self.newest_kept_until_ms() > 0 || (1..=now_ms).contains(&unfinished_until_ms)
+        self.unfinished_bytes() <= self.bytes / 2 || unfinished_until_ms <= now_ms
     }
 
     /// How many unfinished keys have their latest record here.
     pub(crate) fn unfinished(&self) -> u64 {
         self.unfinished.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the records here that are unfinished and the latest of their keys.
+    fn unfinished_bytes(&self) -> u64 {
+        self.unfinished_bytes.load(Ordering::Relaxed)
     }
 }
 

@@ -18,6 +18,9 @@ impl Engine {
     /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
     pub(super) fn keep_house(&self) {
         let _turn = self.turn_to_keep_house.lock();
+        if self.refuse_closed().is_err() {
+            return;
+        }
         if self.retire_what_is_over().is_err() {
             // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
         }
@@ -30,7 +33,9 @@ impl Engine {
         if let Some(end) = self.log.rolled_end() {
             self.settle(end, Durability::PowerLoss)?;
         }
-        while self.log.retirable(self.now_ms(), &self.commit).is_some() {
+        // What a round copies, it does not look at again.
+        let newest_number = self.log.newest_number();
+        while self.log.retirable(self.now_ms(), &self.commit).is_some_and(|over| over.number < newest_number) {
             // A record is appended first and noted at its segment afterwards, both under its shard lock: after this pass
             // nothing is left to be noted there, since the segment is no longer the tail.
             self.pass_through_shards();
@@ -59,7 +64,7 @@ impl Engine {
                 let live = self.log.live().read();
                 let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
                 drop(live);
-                let (record, _) = life.state_record(address.offset)?;
+                let (record, bytes) = life.state_record(address.offset)?;
                 let hash = self.seed.hash(record.scope, record.id);
                 let latest = shard.index.find(hash, oldest_live, |other| other == address);
                 let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
@@ -69,14 +74,14 @@ impl Engine {
                 let guard = shard.held.get(&record.token).and_then(|held| held.guard);
                 if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
                     shard.index.remove(found);
-                    life.note_superseded();
+                    life.note_superseded(bytes);
                     shard.counts.expired_unresolved += 1;
                     continue;
                 }
                 shard.draft.refill(&record);
                 let copy = self.log.append(&mut shard.draft, &self.commit)?;
                 shard.index.publish(hash, oldest_live, Some(found), copy.address);
-                life.note_superseded();
+                life.note_superseded(bytes);
                 if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
                     held.address = Some(copy.address);
                 }
@@ -85,7 +90,7 @@ impl Engine {
                     let until_ms = self.now_ms().saturating_add(record.retention_ms);
                     let until_ms =
                         if guard.is_some() { until_ms.max(record.kept_until_ms) } else { record.kept_until_ms };
-                    life.note_unfinished(until_ms);
+                    life.note_unfinished(until_ms, bytes);
                 }
             }
         }

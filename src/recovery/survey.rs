@@ -159,12 +159,13 @@ pub(super) struct Survey {
 
 impl Survey {
     pub(super) fn take(store: &StoreFile, files: Vec<Found>) -> Result<Self, Error> {
+        let lived = files.iter().filter(|found| found.header.is_some()).map(|found| found.index);
         let mut survey = Survey {
             chain: Vec::new(),
             replaced: Intervals::default(),
             spares: Vec::new(),
             spares_late: Vec::new(),
-            next_index: files.iter().map(|found| found.index).max().unwrap_or(0) + 1,
+            next_index: lived.max().unwrap_or(0).wrapping_add(1),
             newest_number: 0,
             next_first_lsn: 0,
             oldest_live: 0,
@@ -281,6 +282,7 @@ impl Survey {
             self.chain.push(Link { found, header, scan });
         }
         self.chain.reverse();
+        self.drop_unused();
         // The store file names a run only once its seal is durable, and with it what that run gave up. What a later seal
         // gave up waits.
         let sealed = |link: &Link| link.scan.sealed.is_some();
@@ -296,6 +298,18 @@ impl Survey {
             }
         }
         Ok(())
+    }
+
+    /// A successor that was made ready and that the log never came to is a spare at once.
+    fn drop_unused(&mut self) {
+        if let [.., before, last] = self.chain.as_slice()
+            && last.scan.is_empty()
+            && last.header.role == Role::Rolled
+            && before.scan.next.is_none_or(|(_, next)| next.number != last.header.number)
+            && let Some(last) = self.chain.pop()
+        {
+            self.spares.extend(spare(&last.found));
+        }
     }
 
     fn claims(&mut self) {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
 use keyonce::{
-    Completion, Durability, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions, Retention, Store,
+    Completion, Durability, ErrorKind, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions, Retention,
+    Store,
 };
 
 const START_MS: u64 = 1_767_225_600_000;
@@ -284,5 +285,143 @@ fn the_lock_is_free_whoever_closes_and_whoever_writes() {
         });
         let again = testing::open(disk.clone(), options(&clock), 2);
         assert!(again.is_ok(), "round {round}: {:?}", again.err());
+    }
+}
+
+/// Fills the disk; says after how many keys it was full.
+fn fill(store: &Store, from: u64) -> u64 {
+    let mut n = from;
+    loop {
+        match store.reserve(&key(n), request()) {
+            Ok(Reserve::Fresh(r)) => {
+                if r.complete(&[7; 1000]).is_err() {
+                    return n;
+                }
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(e) => {
+                assert!(matches!(e.kind(), ErrorKind::Full { .. }), "{e}");
+                return n;
+            }
+        }
+        n += 1;
+        assert!(n < from + 100_000);
+    }
+}
+
+/// Upkeep began only after an append that went well, and a retired file waited for a header that had no file to stand in.
+#[test]
+fn a_full_store_heals_when_what_fills_it_has_expired() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    (0..600).for_each(|n| finish(&store, format!("w{n}"), 1_000));
+    disk.limit_bytes(Some(1));
+    fill(&store, 0);
+    clock.advance(Duration::from_secs(600));
+    let healed =
+        (0..5).any(|round| matches!(store.reserve(&key(format!("r{round}")), request()), Ok(Reserve::Fresh(_))));
+    assert!(healed, "{:?}", store.stats());
+}
+
+/// A call that the full disk refuses changes nothing, and is counted as nothing.
+#[test]
+fn refused_calls_do_not_count_a_key_as_expired_again() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    (0..600).for_each(|n| finish(&store, format!("w{n}"), 1_000));
+    let short = ReserveOptions::new().retention(Duration::from_secs(1)).lease(Duration::from_secs(1));
+    drop(store.reserve_with(&key("lost"), request(), &short).unwrap());
+    disk.limit_bytes(Some(1));
+    let n = fill(&store, 0);
+    for n in n + 1.. {
+        match store.reserve(&key(n), request()) {
+            Ok(r) => std::mem::forget(r),
+            Err(_) => break,
+        }
+    }
+    clock.advance(Duration::from_secs(10));
+    for _ in 0..10 {
+        assert!(store.reserve(&key("lost"), request()).is_err());
+    }
+    assert!(store.stats().expired_unresolved <= 1, "one key, counted {} times", store.stats().expired_unresolved);
+}
+
+/// A segment holds little but records that later ones took the place of, and one key that is owned for long.
+#[test]
+fn idle_owners_do_not_each_hold_a_segment() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let long = ReserveOptions::new().lease(Duration::from_secs(1_000_000));
+    let Reserve::Fresh(busy) = store.reserve_with(&key("busy"), request(), &long).unwrap() else { panic!() };
+    let mut held = Vec::new();
+    for n in 0..60 {
+        let Reserve::Fresh(r) = store.reserve_with(&key(n), request(), &long).unwrap() else { panic!() };
+        held.push(r);
+        for _ in 0..3 {
+            assert_eq!(busy.save_checkpoint(&vec![1; 60 << 10]).unwrap(), Completion::Done);
+        }
+        clock.advance(Duration::from_secs(600));
+    }
+    let stats = store.stats();
+    assert!(
+        stats.segments < 15,
+        "61 live records of some 75 KiB in all hold {} segments, {} bytes",
+        stats.segments,
+        stats.log_bytes
+    );
+}
+
+/// The names behind the last index begin again with the first that nobody has.
+#[test]
+fn a_stray_file_of_the_last_index_is_in_nobodys_way() {
+    for name in ["segment-ffffffff.keyonce", "segment-fffffffe.keyonce"] {
+        let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+        testing::open(disk.clone(), options(&clock), 1).unwrap().close(Duration::ZERO).unwrap();
+        disk.publish(name, b"stray").unwrap();
+        for n in 2..6 {
+            let store = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                testing::open(disk.clone(), options(&clock), n)
+            }));
+            let store = match store {
+                Ok(Ok(s)) => s,
+                Ok(Err(e)) => panic!("{name} {n}: {e}"),
+                Err(p) => panic!("{name} {n}: panic {:?} {:?}", p.downcast_ref::<String>(), p.downcast_ref::<&str>()),
+            };
+            for k in 0..400 {
+                finish(&store, format!("{n}-{k}"), 1_000);
+            }
+            store.close(Duration::ZERO).unwrap();
+        }
+    }
+}
+
+/// Copies of keys that a guard holds beyond their time are soon over again: a round does not look at what it wrote itself.
+#[test]
+fn carrying_forward_comes_to_an_end() {
+    let disk = SimDisk::new();
+    let o = Options::new()
+        .durability(Durability::ProcessCrash)
+        .response_bytes_max(16 << 10)
+        .segment_bytes(192 << 10)
+        .retention(Retention::new(Duration::from_secs(60), 10.0));
+    let store = testing::open(disk.clone(), o, 1).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let short = ReserveOptions::new().lease(Duration::from_millis(1)).retention(Duration::from_millis(5));
+        let mut held = Vec::new();
+        for n in 0..120 {
+            let Reserve::Fresh(r) = store.reserve_with(&key(n), request(), &short).unwrap() else { panic!() };
+            assert_eq!(r.save_checkpoint(&vec![1; 60 << 10]).unwrap(), Completion::Done);
+            held.push(r);
+            tell.send(n).unwrap();
+        }
+        tell.send(1000).unwrap();
+    });
+    let mut last = 0;
+    while last != 1000 {
+        match told.recv_timeout(Duration::from_secs(8)) {
+            Ok(n) => last = n,
+            Err(e) => panic!("after {last}: {e:?}"),
+        }
     }
 }
