@@ -37,9 +37,11 @@ fn struck(disk: &SimDisk, step: u64) -> Struck {
         Some(offset) if what.contains("segment-") && RECORDS_START <= offset => return Struck::Record,
         _ => {}
     }
-    // A header is written and synced in one go; every other sync of a segment is of records.
+    // Each copy of a header is synced by itself; every other sync of a segment is of records.
     let before = step.checked_sub(1).map(|before| disk.describe(before)).unwrap_or_default();
-    let header = before.contains("write 256 bytes at 4096 of") || before.starts_with("resize");
+    let header = before.contains("write 256 bytes at 0 of")
+        || before.contains("write 256 bytes at 4096 of")
+        || before.starts_with("resize");
     if what.starts_with("fail to sync segment-") && !header { Struck::Record } else { Struck::Preparation }
 }
 

@@ -96,7 +96,13 @@ impl Place {
     pub(crate) fn open_after_kill_as(&self, options: Options) -> Store {
         self.copies.set(self.copies.get() + 1);
         let copy = self.root.path().join(format!("killed-{}", self.copies.get()));
-        copy_files(&self.dir(), &copy);
+        // A kill is a moment: the files are copied until none has changed meanwhile.
+        while {
+            copy_files(&self.dir(), &copy);
+            contents(&self.dir()) != contents(&copy)
+        } {
+            fs::remove_dir_all(&copy).unwrap();
+        }
         Store::open(copy, options).unwrap()
     }
 }
@@ -128,6 +134,11 @@ pub(crate) fn copy_files(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
+}
+
+/// The bytes of the files in a directory, by name.
+fn contents(dir: &Path) -> Vec<Vec<u8>> {
+    tree(dir).into_iter().map(|(_, bytes)| bytes).collect()
 }
 
 /// Every file below a path with its bytes, to compare before and after.
