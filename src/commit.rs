@@ -7,7 +7,8 @@
 //! - `durable` only grows, and only over a contiguous synced prefix of the log: the sync that a leader runs covers all
 //!   segments up to the end it reports.
 //! - The first failure stays. It is looked at under the mutex before anything is published, so nothing becomes durable
-//!   after it; a failed sync is never tried again (on ext4 and XFS the second try says "ok" though nothing was written).
+//!   after it; a failed sync is never tried again (on ext4 and XFS the second try says "ok" though nothing was
+//!   written).
 //!
 //! This file knows neither segments nor records: a sync is a closure that says how far it reached.
 
@@ -82,8 +83,8 @@ impl Commit {
         failure
     }
 
-    /// Returns once everything below `lsn` is durable. `sync` makes durable what has been appended when it is called, and
-    /// says up to which LSN; it runs on this thread if nobody else is at it.
+    /// Returns once everything below `lsn` is durable. `sync` makes durable what has been appended when it is called,
+    /// and says up to which LSN; it runs on this thread if nobody else is at it.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@
 //! records in the log is the order in which they happened, and of any number of callers exactly one sees the key as it
 //! was before. Then, outside every lock: wait until what the answer rests on is durable.
 //!
-//! Lock order: shard, then the log's tail, then what the log keeps beneath it. The commit mutex stands apart: it is taken
-//! under none of them but for the look at a failure.
+//! Lock order: shard, then the log's tail, then what the log keeps beneath it. The commit mutex stands apart: it is
+//! taken under none of them but for the look at a failure.
 
 mod closing;
 mod upkeep;
@@ -48,8 +48,8 @@ pub(crate) struct Engine {
     commit: Commit,
     shards: Box<[CachePadded<Mutex<Shard>>]>,
     report: OpenReport,
-    /// No call begins any more. Set before every shard lock is passed through once: who holds one and reads `false` ends
-    /// before the segments are let go. Release and Acquire pair with each other.
+    /// No call begins any more. Set before every shard lock is passed through once: who holds one and reads `false`
+    /// ends before the segments are let go. Release and Acquire pair with each other.
     closed: AtomicBool,
     /// The store is being closed: who owns a key may finish, nobody becomes an owner.
     draining: AtomicBool,
@@ -68,7 +68,8 @@ pub(crate) struct Engine {
 /// The part of the store under one lock.
 struct Shard {
     index: IndexShard,
-    /// By token: reservations that a guard of this process holds, or that somebody waits for. Nothing else is kept per key.
+    /// By token: reservations that a guard of this process holds, or that somebody waits for. Nothing else is kept per
+    /// key.
     held: HashMap<u64, Held>,
     /// Buffer for the record that is being appended.
     draft: Draft,
@@ -555,8 +556,8 @@ impl Shard {
         }
     }
 
-    /// Makes `held` say who owns the key once the record of `call` is published, and takes off the bells of those for whom
-    /// something has changed.
+    /// Makes `held` say who owns the key once the record of `call` is published, and takes off the bells of those for
+    /// whom something has changed.
     fn move_guard(
         &mut self,
         call: &Call,

@@ -1,9 +1,9 @@
-//! Run work once per idempotency key: an embedded, concurrent, crash-safe store that a service links when a retry must not
-//! charge the card twice.
+//! Run work once per idempotency key: an embedded, concurrent, crash-safe store that a service links when a retry must
+//! not charge the card twice.
 //!
-//! A timeout tells a caller to stop waiting; it does not undo the work. So the caller retries, and the work is done twice,
-//! unless the request carries a key that the client made once for the operation, and somebody remembers keys and answers.
-//! This crate remembers them: in a directory of its own, without a server, through crashes and power loss.
+//! A timeout tells a caller to stop waiting; it does not undo the work. So the caller retries, and the work is done
+//! twice, unless the request carries a key that the client made once for the operation, and somebody remembers keys and
+//! answers. This crate remembers them: in a directory of its own, without a server, through crashes and power loss.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,14 +43,14 @@
 //!
 //! # Which crash loses what
 //!
-//! [`Durability`] says it, per store or per call. At `PowerLoss`, the default, no answer rests on anything that a power loss
-//! could take back; callers that wait at the same time share one sync. At `ProcessCrash` no call waits for a sync.
+//! [`Durability`] says it, per store or per call. At `PowerLoss`, the default, no answer rests on anything that a power
+//! loss could take back; callers that wait at the same time share one sync. At `ProcessCrash` no call waits for a sync.
 //!
 //! # Layout
 //!
-//! `store` and `reservation` are the public face; `engine` knows the order of steps; `state` decides, purely; `index` finds
-//! the latest record of a key, `log` appends records to `segment`s, `commit` makes them durable, `recovery` opens; `format`
-//! alone knows bytes, `storage` files, and `map` holds all unsafe code. Imports point down only.
+//! `store` and `reservation` are the public face; `engine` knows the order of steps; `state` decides, purely; `index`
+//! finds the latest record of a key, `log` appends records to `segment`s, `commit` makes them durable, `recovery`
+//! opens; `format` alone knows bytes, `storage` files, and `map` holds all unsafe code. Imports point down only.
 //!
 //! # Features
 //!

@@ -2,13 +2,13 @@
 //!
 //! Invariants:
 //!
-//! - The tail lock covers position, checksum and write, so the written prefix of the log is contiguous, and the order of
-//!   appends is the order of LSNs.
+//! - The tail lock covers position, checksum and write, so the written prefix of the log is contiguous, and the order
+//!   of appends is the order of LSNs.
 //! - Every append leaves room for the [`format::Next`] record, and for `Closed`, so a segment can always be ended.
 //! - A segment's header is durable before its first record, and its predecessor's `Next` is written after that.
 //! - A file gets a new life only when nothing in it counts any more: every copy made out of it is durable, or a durable
-//!   `Sealed` has replaced it; and when nobody holds its old life. The header of the new life says so, and one of its copies
-//!   is durable before the other touches what the file said before.
+//!   `Sealed` has replaced it; and when nobody holds its old life. The header of the new life says so, and one of its
+//!   copies is durable before the other touches what the file said before.
 //! - A failed write poisons; a failed preparation of a segment promises nothing to anyone and is tried again.
 
 use std::collections::VecDeque;
@@ -243,8 +243,8 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// `Closed`, `Poisoned`, and what the preparation of a further segment says (`Full`, `Io`): then nothing was written.
-    /// A failed write poisons the store.
+    /// `Closed`, `Poisoned`, and what the preparation of a further segment says (`Full`, `Io`): then nothing was
+    /// written. A failed write poisons the store.
     pub(crate) fn append(&self, draft: &mut Draft, commit: &Commit) -> Result<Appended, Error> {
         let mut tail = self.tail.lock();
         let tail = tail.as_mut().filter(|tail| !tail.closing).ok_or_else(Error::closed)?;
@@ -347,7 +347,8 @@ impl Log {
         tail.write(&mut Draft::closed(&Closed { time: self.run.time.mark(), unfinished }), commit)
     }
 
-    /// Lets go of every segment, and with them of the last hold on the directory's lock. Nobody may be looking at a record.
+    /// Lets go of every segment, and with them of the last hold on the directory's lock. Nobody may be looking at a
+    /// record.
     pub(crate) fn let_go(&self) {
         *self.tail.lock() = None;
         *self.live.write() = Live::default();
@@ -357,8 +358,8 @@ impl Log {
         files.retired.clear();
     }
 
-    /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it up
-    /// frees room: its own, or that of a segment behind it that can follow.
+    /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it
+    /// up frees room: its own, or that of a segment behind it that can follow.
     pub(crate) fn retirable(&self, now_ms: u64, commit: &Commit) -> Option<Over> {
         let active = self.tail.lock().as_ref()?.life.number;
         let live = self.live.read();
@@ -414,8 +415,8 @@ impl Log {
             match files.prepared.take() {
                 Some(life) if life.first_lsn == start.first_lsn && life.bytes >= needed => life,
                 late => {
-                    // Prepared for a place that the log has rolled past meanwhile, or too small for this record: nothing was
-                    // ever written to it.
+                    // Prepared for a place that the log has rolled past meanwhile, or too small for this record:
+                    // nothing was ever written to it.
                     files.spares.extend(late.map(|life| Spare { name: life.name, bytes: life.bytes }));
                     files.prepare(&self.run, start, commit.durable(), self.oldest_live())?
                 }
@@ -462,7 +463,8 @@ impl Tail {
         Ok(Appended { address, lsn, end: self.end(), housekeeping_due: false })
     }
 
-    /// Readies the pages ahead of `end` in small steps, so that a writer seldom meets a fault. Where that fails, it does.
+    /// Readies the pages ahead of `end` in small steps, so that a writer seldom meets a fault. Where that fails, it
+    /// does.
     fn populate(&mut self, end: u64) {
         while self.populated < end {
             match self.life.data.populate(self.populated, POPULATE_BYTES) {

@@ -2,19 +2,20 @@
 //!
 //! Decide first, write afterwards. Everything up to [`Survey::judge`] only reads; an error there has changed no byte.
 //!
-//! 1. **Survey.** Both header copies of every segment file are read. A recovery at the top of the chain that did not come
-//!    to its `Sealed` is void. The live chain runs from the newest segment back by `previous`, down to the oldest live
-//!    number that any header names; a segment missing in it is corruption.
-//! 2. **Scan.** Every segment of the chain is read by positioned reads, record after record; where nothing verifies, the
-//!    scan goes on eight bytes further, so one damaged record costs no other.
+//! 1. **Survey.** Both header copies of every segment file are read. A recovery at the top of the chain that did not
+//!    come to its `Sealed` is void. The live chain runs from the newest segment back by `previous`, down to the oldest
+//!    live number that any header names; a segment missing in it is corruption.
+//! 2. **Scan.** Every segment of the chain is read by positioned reads, record after record; where nothing verifies,
+//!    the scan goes on eight bytes further, so one damaged record costs no other.
 //! 3. **Judge.** The *known synced LSN* is the largest that any header or record claims. Below it every byte was on the
-//!    disk once: a failed check is damage, and the store is refused. At or above it a failed check is what a crash leaves.
+//!    disk once: a failed check is damage, and the store is refused. At or above it a failed check is what a crash
+//!    leaves.
 //! 4. **Apply** the records in the order of the log; of two of a key the later wins, expired or not.
 //! 5. **Seal.** What lies above the known synced LSN may stand in the page cache alone. The latest record of every key
 //!    touched there is copied into a recovery segment, then `Sealed` names the interval of the log that the copies
-//!    replace, then one sync. Replaced intervals are never read or judged again, so the decision is made once, and a crash
-//!    at any moment of a recovery changes nothing. Nearly empty segments at the end of the chain are folded in the same
-//!    way, so that a store that is opened often does not grow.
+//!    replace, then one sync. Replaced intervals are never read or judged again, so the decision is made once, and a
+//!    crash at any moment of a recovery changes nothing. Nearly empty segments at the end of the chain are folded in
+//!    the same way, so that a store that is opened often does not grow.
 //!
 //! Every run appends only to segments whose header it wrote itself, and its LSNs begin beyond the range of every header
 //! seen, so no token is ever given twice.
@@ -271,7 +272,8 @@ fn recover(
     commit.wait(end, &|| log.sync())?;
     write_store_file(&*storage, &StoreFile { run_number: log.newest_number(), ..*store })?;
 
-    // Only now is what was replaced, or given up by an earlier seal that may not have been durable, out of use for good.
+    // Only now is what was replaced, or given up by an earlier seal that may not have been durable, out of use for
+    // good.
     let spares = given_up.iter().map(|life| Spare { name: life.name.clone(), bytes: life.bytes });
     let spares = spares.chain(survey.spares_late).collect();
     // Nobody may hold a life whose file is given away.
@@ -282,8 +284,8 @@ fn recover(
     Ok(Opened { log, commit, shards: table.shards, seed: table.seed, report })
 }
 
-/// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys that
-/// are past their retention at `forget_expired_ms` are forgotten instead.
+/// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys
+/// that are past their retention at `forget_expired_ms` are forgotten instead.
 fn copy<'a>(
     records: impl Iterator<Item = (&'a Arc<Life>, u32)>,
     table: &mut Table,

@@ -1,7 +1,7 @@
 //! What a caller holds: the guard of a reservation, the view of an attempt, and the handles of the other answers.
 //!
-//! A handle holds the store's engine, the key and what was true when it was made; every act asks the engine again, which
-//! decides by the token. Nothing here touches the log.
+//! A handle holds the store's engine, the key and what was true when it was made; every act asks the engine again,
+//! which decides by the token. Nothing here touches the log.
 
 use std::fmt;
 use std::sync::Arc;
@@ -73,8 +73,8 @@ impl Held {
 /// [`release`](Self::release) when nothing happened, or by [`interrupt`](Self::interrupt). Dropping it leaves the key
 /// interrupted (or released, if the options say so): drop never blocks on a sync and never fails.
 ///
-/// A guard does not keep the store open. Once the last [`Store`](crate::Store) is dropped its acts give `Closed`, and the
-/// next opening finds the key interrupted.
+/// A guard does not keep the store open. Once the last [`Store`](crate::Store) is dropped its acts give `Closed`, and
+/// the next opening finds the key interrupted.
 #[must_use = "dropping a reservation at once leaves its key interrupted"]
 pub struct Reservation {
     held: Arc<Held>,
@@ -141,8 +141,8 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// [`NotStored`] gives the reservation back: `TooLarge` for more than `response_bytes_max` bytes (complete again, with
-    /// less), `Full`, `Poisoned`, `Closed`, `Io`.
+    /// [`NotStored`] gives the reservation back: `TooLarge` for more than `response_bytes_max` bytes (complete again,
+    /// with less), `Full`, `Poisoned`, `Closed`, `Io`.
     pub fn complete(self, response: &[u8]) -> Result<Completion, NotStored> {
         self.finish(response, true)
     }
@@ -167,8 +167,8 @@ impl Reservation {
         }
     }
 
-    /// Gives the key back: nothing happened. The next reserve is `Fresh`; after an earlier attempt that did not end well it
-    /// is `Interrupted` again, since the outcome of that one is still unknown.
+    /// Gives the key back: nothing happened. The next reserve is `Fresh`; after an earlier attempt that did not end
+    /// well it is `Interrupted` again, since the outcome of that one is still unknown.
     ///
     /// # Errors
     ///
@@ -316,7 +316,8 @@ impl fmt::Debug for Attempt {
 }
 
 /// A response that could not be stored. The reservation comes back, so nothing is lost yet: complete again, shorter or
-/// without body, or keep the guard until there is room. Dropping it, also by `?` into [`Error`], leaves the key interrupted.
+/// without body, or keep the guard until there is room. Dropping it, also by `?` into [`Error`], leaves the key
+/// interrupted.
 #[derive(Debug)]
 pub struct NotStored {
     /// Why.
@@ -409,8 +410,8 @@ pub struct KeyInfo {
     pub since: SystemTime,
     /// Until when the latest owner counts as running; `None` unless in flight.
     pub lease_end: Option<SystemTime>,
-    /// Until when the key is remembered at least: the retention after its completion; while it is unfinished, two retentions
-    /// after the lease (see [`Retention`](crate::Retention)).
+    /// Until when the key is remembered at least: the retention after its completion; while it is unfinished, two
+    /// retentions after the lease (see [`Retention`](crate::Retention)).
     pub kept_until: SystemTime,
     /// The work goes on elsewhere, under a durable lease.
     pub detached: bool,
@@ -525,7 +526,8 @@ impl InFlight {
         self.retry_after
     }
 
-    /// Waits until the owner has finished, at most this long, and reserves again. `InFlight` again when the time is over.
+    /// Waits until the owner has finished, at most this long, and reserves again. `InFlight` again when the time is
+    /// over.
     ///
     /// # Errors
     ///
@@ -544,12 +546,12 @@ impl fmt::Debug for InFlight {
 
 /// Somebody began the work of the key and is not known to have finished it: whether it took effect is unknown.
 ///
-/// Ask whoever received the effect, by [`downstream_key`](Self::downstream_key), then [`resolve`](Self::resolve) with what it
-/// says or [`release`](Self::release) the key; or [`take_over`](Self::take_over) when the work may be done again, as it may
-/// when its receiver honours the downstream key.
+/// Ask whoever received the effect, by [`downstream_key`](Self::downstream_key), then [`resolve`](Self::resolve) with
+/// what it says or [`release`](Self::release) the key; or [`take_over`](Self::take_over) when the work may be done
+/// again, as it may when its receiver honours the downstream key.
 ///
-/// It stays so until somebody does one of these, or until its `kept_until` passes: then the key is forgotten like any other,
-/// and [`Stats::expired_unresolved`](crate::Stats::expired_unresolved) counts it.
+/// It stays so until somebody does one of these, or until its `kept_until` passes: then the key is forgotten like any
+/// other, and [`Stats::expired_unresolved`](crate::Stats::expired_unresolved) counts it.
 pub struct Interrupted {
     asked: Box<Asked>,
     /// The request that the key stands for.
@@ -604,8 +606,8 @@ impl Interrupted {
     }
 
     /// Becomes the next owner: `Fresh`, with the attempt's number one higher, if the key is still interrupted with this
-    /// token. Else the answer is what the key is now. Lease, level and `on_drop` are those of the call that was answered so;
-    /// the retention is the key's.
+    /// token. Else the answer is what the key is now. Lease, level and `on_drop` are those of the call that was
+    /// answered so; the retention is the key's.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! One life of one segment file: how it begins, and what the store must know of it while it lives.
 //!
-//! A file outlives its lives: when every record in it is past its use it is recycled under a new number with a new salt.
-//! A new life begins with both copies of its header written and synced; only then may a record be appended.
+//! A file outlives its lives: when every record in it is past its use it is recycled under a new number with a new
+//! salt. A new life begins with both copies of its header written and synced; only then may a record be appended.
 
 use std::io;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub(crate) struct Life {
     pub(crate) bytes: u64,
     pub(crate) salt: u64,
     pub(crate) data: Arc<dyn Segment>,
-    /// The newest `kept_until` of a finished record that was the latest of its key when it was published here. Relaxed, as the
-    /// next two: who decides by them has passed through the shard locks under which they are raised.
+    /// The newest `kept_until` of a finished record that was the latest of its key when it was published here. Relaxed,
+    /// as the next two: who decides by them has passed through the shard locks under which they are raised.
     newest_kept_until_ms: AtomicU64,
     /// The same of unfinished records.
     newest_unfinished_until_ms: AtomicU64,
@@ -63,9 +63,9 @@ impl Life {
         }
     }
 
-    /// Gives the file `name` the new life that `header` describes. When this returns, the header is durable. One of the two
-    /// copies is sound at every moment: that of the old life until that of the new one is durable, which says that nothing of
-    /// the old one counts any more.
+    /// Gives the file `name` the new life that `header` describes. When this returns, the header is durable. One of the
+    /// two copies is sound at every moment: that of the old life until that of the new one is durable, which says that
+    /// nothing of the old one counts any more.
     ///
     /// # Errors
     ///
@@ -118,8 +118,8 @@ impl Life {
         self.newest_kept_until_ms.fetch_max(kept_until_ms, Ordering::Relaxed);
     }
 
-    /// An unfinished record of so many bytes that is the latest of its key now stands here, and will not be given up before
-    /// `until_ms`.
+    /// An unfinished record of so many bytes that is the latest of its key now stands here, and will not be given up
+    /// before `until_ms`.
     pub(crate) fn note_unfinished(&self, until_ms: u64, bytes: u64) {
         self.newest_unfinished_until_ms.fetch_max(until_ms, Ordering::Relaxed);
         self.unfinished.fetch_add(1, Ordering::Relaxed);
@@ -142,8 +142,8 @@ impl Life {
         self.newest_kept_until_ms() <= now_ms
     }
 
-    /// Whether giving up this segment, which is over, would free room: at least half of it is of no use, or its unfinished
-    /// keys are all past their time. One that is full of live unfinished keys would only be written anew.
+    /// Whether giving up this segment, which is over, would free room: at least half of it is of no use, or its
+    /// unfinished keys are all past their time. One that is full of live unfinished keys would only be written anew.
     pub(crate) fn frees_room(&self, now_ms: u64) -> bool {
         let unfinished_until_ms = self.newest_unfinished_until_ms.load(Ordering::Relaxed);
         self.unfinished_bytes() <= self.bytes / 2 || unfinished_until_ms <= now_ms

@@ -52,8 +52,8 @@ pub struct Stats {
     pub released: u64,
     /// Acts of an owner that was no longer the latest.
     pub superseded: u64,
-    /// Interrupted keys whose retention passed before anybody resolved them; counted when the key is asked for again, or its
-    /// segment is given up.
+    /// Interrupted keys whose retention passed before anybody resolved them; counted when the key is asked for again,
+    /// or its segment is given up.
     pub expired_unresolved: u64,
     /// Reservations whose guard lives now.
     pub guards: u64,
@@ -67,7 +67,8 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Data syncs of the log since opening.
     pub syncs: u64,
-    /// Milliseconds by which the wall clock has jumped, in either direction, since opening; store time does not follow it.
+    /// Milliseconds by which the wall clock has jumped, in either direction, since opening; store time does not follow
+    /// it.
     pub clock_jump_held_ms: u64,
 }
 

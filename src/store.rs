@@ -27,8 +27,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// An open store: a cheap handle, to be cloned and shared.
 ///
-/// Dropping the last handle closes the store without waiting for running owners, and frees the directory's lock before it
-/// returns; [`close`](Self::close) does the same and says how it went.
+/// Dropping the last handle closes the store without waiting for running owners, and frees the directory's lock before
+/// it returns; [`close`](Self::close) does the same and says how it went.
 #[derive(Clone)]
 pub struct Store {
     handle: Arc<Handle>,
@@ -42,7 +42,8 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.engine.close(0).is_err() {
-            // The end mark is missing: the next opening reads the log as after a crash, and loses nothing that was promised.
+            // The end mark is missing: the next opening reads the log as after a crash, and loses nothing that was
+            // promised.
         }
     }
 }
@@ -50,14 +51,15 @@ impl Drop for Handle {
 impl Store {
     /// Opens the store in `dir`, or makes one there if the directory is empty or does not exist.
     ///
-    /// After a crash, what was accepted is made durable anew before this returns; see [`opened`](Self::opened) for what was
-    /// found.
+    /// After a crash, what was accepted is made durable anew before this returns; see [`opened`](Self::opened) for what
+    /// was found.
     ///
     /// # Errors
     ///
     /// `InvalidOptions`; `Locked`, when the directory is open already, here or in another process (see
-    /// [`Options::lock_wait`]); `ForeignDirectory`, when it is no directory or holds something else; `UnsupportedFormat`;
-    /// `Corrupt`, naming file and offset; in all these cases no byte has changed. `Full` and `Io`, from the file system.
+    /// [`Options::lock_wait`]); `ForeignDirectory`, when it is no directory or holds something else;
+    /// `UnsupportedFormat`; `Corrupt`, naming file and offset; in all these cases no byte has changed. `Full` and `Io`,
+    /// from the file system.
     pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let options = options.validate()?;
         let dir = dir.as_ref();
@@ -83,8 +85,8 @@ impl Store {
         Ok(Self { handle: Arc::new(Handle { engine }) })
     }
 
-    /// Asks whether the work named by `key`, for the request with this fingerprint, may be done now. Atomic: of any number
-    /// of callers one is told `Fresh`.
+    /// Asks whether the work named by `key`, for the request with this fingerprint, may be done now. Atomic: of any
+    /// number of callers one is told `Fresh`.
     ///
     /// # Errors
     ///
@@ -133,8 +135,8 @@ impl Store {
     ///
     /// let store = Store::open(dir.path().join("keys"), Options::default())?;
     /// let key = Key::new("charges", "order-17")?;
-    /// let charge = || store.once(&key, Fingerprint::of("9.99 EUR"), |_| Ok::<_, Failed<std::io::Error>>(b"paid".to_vec()));
-    /// assert!(matches!(charge()?, Outcome::Ran(body) if body == b"paid"));
+    /// let charge = || store.once(&key, Fingerprint::of("9.99 EUR"), |_| Ok::<_,
+    /// Failed<std::io::Error>>(b"paid".to_vec())); assert!(matches!(charge()?, Outcome::Ran(body) if body == b"paid"));
     /// assert!(matches!(charge()?, Outcome::Replayed(_)));
     /// # Ok(())
     /// # }
@@ -183,8 +185,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `InFlight` while a guard of it lives; `Superseded` when it is no longer the latest of its key, or was not detached;
-    /// else what kept the store from answering.
+    /// `InFlight` while a guard of it lives; `Superseded` when it is no longer the latest of its key, or was not
+    /// detached; else what kept the store from answering.
     pub fn reattach(&self, key: &Key, token: Token) -> Result<Reservation, NotReattached> {
         let engine = &self.handle.engine;
         let lease_ms = engine.options().lease_ms;
@@ -211,9 +213,9 @@ impl Store {
         Ok(KeyInfo::new(&state, checkpoint))
     }
 
-    /// Makes a key as if it had never been: an operator's act, for when the store must not remember what happened. It is
-    /// synced, and stands in the log with its reason (at most 64 KiB); an owner at work is superseded. `false` when nothing
-    /// was known of the key.
+    /// Makes a key as if it had never been: an operator's act, for when the store must not remember what happened. It
+    /// is synced, and stands in the log with its reason (at most 64 KiB); an owner at work is superseded. `false` when
+    /// nothing was known of the key.
     ///
     /// # Errors
     ///
@@ -243,9 +245,9 @@ impl Store {
         self.handle.engine.sync()
     }
 
-    /// Ends the store for every clone: nobody becomes an owner any more, running owners may finish for `wait`, waiters get
-    /// `Closed`; then everything is synced, the end is marked, and the directory's lock is free. What is unfinished then is
-    /// found interrupted by the next opening.
+    /// Ends the store for every clone: nobody becomes an owner any more, running owners may finish for `wait`, waiters
+    /// get `Closed`; then everything is synced, the end is marked, and the directory's lock is free. What is unfinished
+    /// then is found interrupted by the next opening.
     ///
     /// # Errors
     ///

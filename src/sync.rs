@@ -50,7 +50,8 @@ mod real {
         }
     }
 
-    /// A lock the model checker must not see: the simulated disk's and the manual clock's own, which stand for the machine.
+    /// A lock the model checker must not see: the simulated disk's and the manual clock's own, which stand for the
+    /// machine.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) type UnmodelledMutex<T> = parking_lot::Mutex<T>;
 }
@@ -81,7 +82,8 @@ mod modelled {
         }
     }
 
-    /// Loom's own reader-writer lock has no `Debug`, and readers here never overlap a writer for long: a mutex models both.
+    /// Loom's own reader-writer lock has no `Debug`, and readers here never overlap a writer for long: a mutex models
+    /// both.
     #[derive(Debug)]
     pub(crate) struct RwLock<T>(loom::sync::Mutex<T>);
 

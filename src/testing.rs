@@ -1,8 +1,8 @@
 //! What tests need: a disk that forgets what was not synced, and a clock that is moved by hand.
 //!
-//! [`SimDisk`] answers "what does my service find after a power cut at this very moment?", for every moment of a test and
-//! for every way in which a disk may keep or lose what was not synced. [`ManualClock`] makes leases lapse and keys expire
-//! without waiting. Both are deterministic: no real time, no randomness but from a seed that the test gives.
+//! [`SimDisk`] answers "what does my service find after a power cut at this very moment?", for every moment of a test
+//! and for every way in which a disk may keep or lose what was not synced. [`ManualClock`] makes leases lapse and keys
+//! expire without waiting. Both are deterministic: no real time, no randomness but from a seed that the test gives.
 
 mod crash;
 mod decoders;
@@ -30,8 +30,8 @@ use crate::store::Store;
 
 /// Opens a store on a storage of the test's own, usually a [`SimDisk`].
 ///
-/// It has no helper thread and draws its random numbers from `seed`, so that the same calls write the same bytes at the same
-/// steps. Give different seeds to the openings of one disk: a real store never draws the same salt twice.
+/// It has no helper thread and draws its random numbers from `seed`, so that the same calls write the same bytes at the
+/// same steps. Give different seeds to the openings of one disk: a real store never draws the same salt twice.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
 //! How a caller waits for a key that somebody else owns.
 //!
-//! A waiter hangs a [`Bell`] at the reservation under the shard lock, so nothing that happens afterwards is missed. Whoever
-//! changes the key takes the bells off and rings them once the lock is free; a waiter looks again, and hangs up a new one
-//! if there is still something to wait for. Nobody polls: a waiter sleeps until it is rung for, its time is over, or the
-//! lease of the owner would have lapsed.
+//! A waiter hangs a [`Bell`] at the reservation under the shard lock, so nothing that happens afterwards is missed.
+//! Whoever changes the key takes the bells off and rings them once the lock is free; a waiter looks again, and hangs up
+//! a new one if there is still something to wait for. Nobody polls: a waiter sleeps until it is rung for, its time is
+//! over, or the lease of the owner would have lapsed.
 
 use std::time::Duration;
 

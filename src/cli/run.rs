@@ -89,8 +89,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     retention: Duration,
 
-    /// How long to wait while another process has the directory open. Runs of other keys hold it for moments only: while
-    /// they begin, and while they end
+    /// How long to wait while another process has the directory open. Runs of other keys hold it for moments only:
+    /// while they begin, and while they end
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     lock_wait: Duration,
 

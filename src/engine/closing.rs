@@ -30,8 +30,8 @@ pub struct CloseReport {
 }
 
 impl Engine {
-    /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is free.
-    /// Once closed, stays so; a second call tells what the first one did.
+    /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is
+    /// free. Once closed, stays so; a second call tells what the first one did.
     pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
         let _turn = self.turn_to_close.lock();
         if let Some(report) = self.closing.lock().report.clone() {
@@ -44,7 +44,8 @@ impl Engine {
         drop(self.turn_to_keep_house.lock());
         // After a failure somebody else may still be at a sync; nobody begins another.
         self.commit.wait_for_leader();
-        // Every call that began before has left its shard lock; the segments can go, and with them the directory's lock.
+        // Every call that began before has left its shard lock; the segments can go, and with them the directory's
+        // lock.
         self.pass_through_shards();
         self.log.let_go();
         let report = ended.map(|()| CloseReport { unfinished });

@@ -36,8 +36,8 @@ impl Engine {
         // What a round copies, it does not look at again.
         let newest_number = self.log.newest_number();
         while self.log.retirable(self.now_ms(), &self.commit).is_some_and(|over| over.number < newest_number) {
-            // A record is appended first and noted at its segment afterwards, both under its shard lock: after this pass
-            // nothing is left to be noted there, since the segment is no longer the tail.
+            // A record is appended first and noted at its segment afterwards, both under its shard lock: after this
+            // pass nothing is left to be noted there, since the segment is no longer the tail.
             self.pass_through_shards();
             let Some(over) = self.log.retirable(self.now_ms(), &self.commit) else { break };
             if over.unfinished {
@@ -51,8 +51,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log. Those whose retention
-    /// has passed, and that no guard holds, are forgotten.
+    /// Copies the unfinished keys of a segment that is otherwise past its use to the tail of the log. Those whose
+    /// retention has passed, and that no guard holds, are forgotten.
     fn carry_forward(&self, number: u64) -> Result<(), Error> {
         let oldest_live = self.log.oldest_live();
         for shard in &self.shards {
@@ -104,8 +104,8 @@ impl Engine {
         }
     }
 
-    /// Sweeps the index in small steps, several times a window, so that misses stay short and no segment number comes back
-    /// while a slot still names its earlier bearer.
+    /// Sweeps the index in small steps, several times a window, so that misses stay short and no segment number comes
+    /// back while a slot still names its earlier bearer.
     fn sweep(&self) {
         let oldest_live = self.log.oldest_live();
         let span = self.log.segments() / SWEEPS_A_WINDOW;

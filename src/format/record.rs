@@ -17,8 +17,8 @@ use crate::options::Durability;
 pub enum Cause {
     /// The process that held the reservation is known to be gone.
     Crash,
-    /// The owner let go without an outcome: it dropped the reservation (by a panic, an early return), interrupted it aloud,
-    /// or gave back a later attempt of a key whose earlier one did not end well.
+    /// The owner let go without an outcome: it dropped the reservation (by a panic, an early return), interrupted it
+    /// aloud, or gave back a later attempt of a key whose earlier one did not end well.
     Dropped,
     /// The lease lapsed, or the store was closed under a living guard: whoever owned the key may still be at work.
     LeaseLapsed,

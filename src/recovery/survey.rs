@@ -188,8 +188,8 @@ impl Survey {
                     Some(version) => return Err(unsupported(&found.name, version)),
                     // A file that a crash left before its first header was durable, or that was never one.
                     None if found.never_lived() => survey.spares.extend(spare(&found)),
-                    // Nothing that was acknowledged can be in it: a segment that holds such is named by a durable record, or
-                    // by the store file, and would be missed. So it is not ours to touch.
+                    // Nothing that was acknowledged can be in it: a segment that holds such is named by a durable
+                    // record, or by the store file, and would be missed. So it is not ours to touch.
                     None => survey.header_copies_bad += u64::from(found.copies_bad),
                 },
             }
@@ -241,8 +241,8 @@ impl Survey {
             for (found, header) in &group {
                 scans.push(Scan::run(found, header)?);
             }
-            // A seal that the store file names was durable. It need not find its copies any more: the oldest may have been
-            // given up since.
+            // A seal that the store file names was durable. It need not find its copies any more: the oldest may have
+            // been given up since.
             let published = group.iter().any(|(_, header)| header.number == run_number);
             let parts: Vec<_> = group.iter().zip(&scans).map(|((found, header), scan)| (found, header, scan)).collect();
             if (published && scans.iter().any(|scan| scan.sealed.is_some())) || sealed(&parts)? {
@@ -283,8 +283,8 @@ impl Survey {
         }
         self.chain.reverse();
         self.drop_unused();
-        // The store file names a run only once its seal is durable, and with it what that run gave up. What a later seal
-        // gave up waits.
+        // The store file names a run only once its seal is durable, and with it what that run gave up. What a later
+        // seal gave up waits.
         let sealed = |link: &Link| link.scan.sealed.is_some();
         let durable = self.chain.iter().filter(|link| sealed(link)).all(|link| link.header.number <= run_number);
         for (found, header) in &lives {

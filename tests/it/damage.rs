@@ -68,8 +68,8 @@ struct Closed {
 const KEYS: usize = 8;
 
 impl Closed {
-    /// `fillers` keys of five kilobytes come first: with twenty the segment is more than half full, and its successor is
-    /// prepared, whose header knows how far the log was synced.
+    /// `fillers` keys of five kilobytes come first: with twenty the segment is more than half full, and its successor
+    /// is prepared, whose header knows how far the log was synced.
     fn new(setting: Setting, fillers: usize) -> Self {
         let (disk, clock) = (SimDisk::new(), ManualClock::default());
         let store = testing::open(disk.clone(), setting.options(&clock), 1).unwrap();
@@ -134,8 +134,8 @@ impl Closed {
 
 /// The places to damage: every one that was written, and each 509th of the rest.
 ///
-/// The blocks of the two headers are zero behind 256 bytes, and nothing lies behind the end mark: what no check covers is
-/// sampled at a prime distance, since 200 000 openings would take an hour.
+/// The blocks of the two headers are zero behind 256 bytes, and nothing lies behind the end mark: what no check covers
+/// is sampled at a prime distance, since 200 000 openings would take an hour.
 fn places(name: &str, bytes: usize, used: usize) -> Vec<usize> {
     let written = |at: &usize| {
         !name.starts_with("segment-")
@@ -197,8 +197,8 @@ fn flip_each(closed: &Closed, cases: &[(String, usize)]) -> (usize, usize) {
     (told, harmless)
 }
 
-/// Row D2. What lay before the cut is there, and what is known to have been on the disk is missed. What is known is what
-/// other records and headers say: in a single segment a cut takes that away with the rest, as a power loss would.
+/// Row D2. What lay before the cut is there, and what is known to have been on the disk is missed. What is known is
+/// what other records and headers say: in a single segment a cut takes that away with the rest, as a power loss would.
 #[test]
 fn a_log_that_was_cut_at_any_byte_keeps_what_lay_before_the_cut_or_is_refused_untouched() {
     // Behind the fillers the cuts meet the same records again, so every seventh byte will do.
@@ -212,8 +212,8 @@ fn a_log_that_was_cut_at_any_byte_keeps_what_lay_before_the_cut_or_is_refused_un
     }
 }
 
-/// Cuts the log of the eight keys at each `step`-th byte, and the rest of the file, where nothing new can be met, at each
-/// 1021st.
+/// Cuts the log of the eight keys at each `step`-th byte, and the rest of the file, where nothing new can be met, at
+/// each 1021st.
 fn cut_at_each(closed: &Closed, step: usize) -> (usize, usize) {
     let files = closed.files();
     let (name, bytes) = files.iter().find(|(name, _)| name.starts_with("segment-")).unwrap();
@@ -255,8 +255,8 @@ fn cut_at_each(closed: &Closed, step: usize) -> (usize, usize) {
     (opened, refused)
 }
 
-/// The same on a real directory, at each level and append mode, at a distance of 997 bytes: a file is opened, mapped and
-/// refused as the simulated disk says.
+/// The same on a real directory, at each level and append mode, at a distance of 997 bytes: a file is opened, mapped
+/// and refused as the simulated disk says.
 #[test]
 fn a_flipped_bit_on_a_real_disk_is_told_with_every_byte_untouched() {
     everywhere(|place| {

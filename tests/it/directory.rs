@@ -560,7 +560,8 @@ fn skipped(what: &str) {
     assert!(std::env::var_os("KEYONCE_RIGS").is_none(), "a rig that can run here was skipped: {what}");
 }
 
-/// Row D9: a read-only file system, which holds a store that was closed, one that was killed, an empty directory, or none.
+/// Row D9: a read-only file system, which holds a store that was closed, one that was killed, an empty directory, or
+/// none.
 #[test]
 fn a_read_only_mount_is_an_error_with_every_byte_untouched() {
     let place = Place::new(EVERYWHERE[0]);

@@ -131,8 +131,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Opens one image and looks at what may follow: a second crash after it has answered, and crashes of its recovery, one
-    /// after the other. `expected_later` holds once the power was lost on the way.
+    /// Opens one image and looks at what may follow: a second crash after it has answered, and crashes of its recovery,
+    /// one after the other. `expected_later` holds once the power was lost on the way.
     pub(crate) fn image(
         &mut self,
         image: &SimDisk,
@@ -227,7 +227,8 @@ pub(crate) fn caught<T>(check: impl FnOnce() -> Result<T, String>) -> Result<T, 
     })
 }
 
-/// Does what `next` gives, on all processors, until it gives no more or something fails. `next` is told what was done so far.
+/// Does what `next` gives, on all processors, until it gives no more or something fails. `next` is told what was done
+/// so far.
 pub(crate) fn in_threads<W>(next: impl Fn(&Tally) -> Option<W> + Sync) -> (Tally, Result<(), String>)
 where
     W: FnOnce() -> (Tally, Result<(), String>),

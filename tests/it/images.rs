@@ -1,10 +1,10 @@
 //! Crash images of the whole store: after a crash at any moment, at any step, an opening finds what clients were told.
 //!
-//! A workload of seeded random calls runs once on a recording [`SimDisk`]. Then every moment of the disk is gone back to, and
-//! from each one images are built: what a killed process leaves, and what a power loss may leave, with each unsynced page old,
-//! new or in between, and each new file and length there or not. Every image is opened and held against the oracle; some are
-//! crashed once more after they have answered, and of some the recovery is crashed at one of its steps, and that of what is
-//! left then, and so on.
+//! A workload of seeded random calls runs once on a recording [`SimDisk`]. Then every moment of the disk is gone back
+//! to, and from each one images are built: what a killed process leaves, and what a power loss may leave, with each
+//! unsynced page old, new or in between, and each new file and length there or not. Every image is opened and held
+//! against the oracle; some are crashed once more after they have answered, and of some the recovery is crashed at one
+//! of its steps, and that of what is left then, and so on.
 //!
 //! A failure prints `KEYONCE_IMAGE=seed:phase:step:limit:image`. With that variable set,
 //! `cargo test --test it images::a_crash_at_any_moment` replays that one image, with all that can follow from it.

@@ -1,9 +1,11 @@
-//! Real kills: a child of this very binary works on a store until it gets SIGKILL, and every fact it was told is checked.
+//! Real kills: a child of this very binary works on a store until it gets SIGKILL, and every fact it was told is
+//! checked.
 //!
-//! The child writes a line for each answer it got, by one `write(2)` below `PIPE_BUF`, so a line is whole or missing. A line
-//! that reached the pipe is an acknowledgement: whatever it says must be found by the next opening. What the child was doing
-//! when it died is *in doubt*: it may have happened or not, but nothing else may. The parent looks at the directory itself in
-//! one round, and at a copy of it in the next, so that the next child also recovers from a kill on its own.
+//! The child writes a line for each answer it got, by one `write(2)` below `PIPE_BUF`, so a line is whole or missing. A
+//! line that reached the pipe is an acknowledgement: whatever it says must be found by the next opening. What the child
+//! was doing when it died is *in doubt*: it may have happened or not, but nothing else may. The parent looks at the
+//! directory itself in one round, and at a copy of it in the next, so that the next child also recovers from a kill on
+//! its own.
 //!
 //! `KEYONCE_KILL_ROUNDS` sets how many children are killed at each level.
 
@@ -69,7 +71,8 @@ fn hex(bytes: &[u8]) -> String {
 
 // The child.
 
-/// Works on the store in the directory that the environment names, until it is killed; without the name it does nothing.
+/// Works on the store in the directory that the environment names, until it is killed; without the name it does
+/// nothing.
 #[test]
 fn the_child_works_until_it_is_killed() {
     let Ok(dir) = std::env::var(CHILD_DIR) else { return };

@@ -1,9 +1,9 @@
 //! What the clients of one store were told, and what a later opening may therefore show.
 //!
-//! The oracle stands outside the store. It knows which acts clients asked for, in which order, what they were answered and
-//! between which steps of the disk, and nothing of segments or records. From that it says for a crash at any moment which
-//! states of each key an opening may show: nothing older than the last one that a client was promised, nothing newer than
-//! the last one that a client had asked for, and nothing that is not one of those, whole.
+//! The oracle stands outside the store. It knows which acts clients asked for, in which order, what they were answered
+//! and between which steps of the disk, and nothing of segments or records. From that it says for a crash at any moment
+//! which states of each key an opening may show: nothing older than the last one that a client was promised, nothing
+//! newer than the last one that a client had asked for, and nothing that is not one of those, whole.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -272,7 +272,8 @@ impl Oracle {
         !self.facts[key].last().unwrap().sure
     }
 
-    /// The running call has asked for this; whether it took effect is in doubt until it is [`confirmed`](Self::confirmed).
+    /// The running call has asked for this; whether it took effect is in doubt until it is
+    /// [`confirmed`](Self::confirmed).
     pub(crate) fn asked(&mut self, key: usize, fate: Fate) {
         let call = self.calls.len() - 1;
         self.facts[key].push(Fact { call, fate: Arc::new(fate), sure: false });

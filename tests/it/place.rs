@@ -1,7 +1,8 @@
-//! Where the contract is tested: a real directory at every durability level and append mode, under a clock moved by hand.
+//! Where the contract is tested: a real directory at every durability level and append mode, under a clock moved by
+//! hand.
 //!
-//! The table is [`EVERYWHERE`]. What a kill leaves is a copy of the directory's files taken while the store is open: the
-//! page cache, which is what a new process reads. What a power loss leaves needs the simulated disk.
+//! The table is [`EVERYWHERE`]. What a kill leaves is a copy of the directory's files taken while the store is open:
+//! the page cache, which is what a new process reads. What a power loss leaves needs the simulated disk.
 
 use std::fs;
 use std::io::Write as _;

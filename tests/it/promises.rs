@@ -1,7 +1,7 @@
 //! The ten promises, each through the public interface, at every durability level and append mode.
 //!
-//! A test is named after the promise it keeps. What a kill leaves is asked of a copied directory, what a power loss leaves of
-//! the simulated disk; time is moved by hand, and nobody sleeps.
+//! A test is named after the promise it keeps. What a kill leaves is asked of a copied directory, what a power loss
+//! leaves of the simulated disk; time is moved by hand, and nobody sleeps.
 
 mod answers;
 mod owners;

@@ -1,4 +1,5 @@
-//! Segments end, are given up oldest first, and get a new life: what is live survives that, and the disk stays as large.
+//! Segments end, are given up oldest first, and get a new life: what is live survives that, and the disk stays as
+//! large.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Rows of `tests/cases.md` that need a history of their own: records in chosen segments, torn and damaged records, clocks
-//! that are set, many threads and many keys.
+//! Rows of `tests/cases.md` that need a history of their own: records in chosen segments, torn and damaged records,
+//! clocks that are set, many threads and many keys.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -58,7 +58,8 @@ fn of_two_threads_that_reattach_at_the_same_moment_one_holds() {
 
 // Keys that get stuck.
 
-/// Row S8, as far as it goes without a list of keys: all are counted, and each can be resolved, taken over, or released.
+/// Row S8, as far as it goes without a list of keys: all are counted, and each can be resolved, taken over, or
+/// released.
 #[test]
 fn ten_thousand_keys_that_one_crash_interrupted_are_counted_and_each_can_be_settled() {
     const KEYS: u64 = 10_000;
@@ -266,7 +267,8 @@ fn of_64_threads_at_a_barrier_one_owns_the_key_in_every_round() {
     assert_eq!(store.stats().fresh, u64::from(rounds));
 }
 
-/// Row M4, as far as there are methods: each is called by a thread that holds a reservation, a response and an interruption.
+/// Row M4, as far as there are methods: each is called by a thread that holds a reservation, a response and an
+/// interruption.
 #[test]
 fn every_method_returns_to_a_thread_that_holds_a_reservation_and_a_response() {
     let (over, ended) = mpsc::channel();
@@ -349,7 +351,8 @@ fn record_of(disk: &SimDisk, act: impl FnOnce()) -> (String, usize, Vec<u8>) {
     let after = files(disk);
     let (name, start, end) = written(&before, &after);
     let bytes = &after.iter().find(|(other, _)| *other == name).unwrap().1;
-    // A record begins with its head, the checksum of which may begin with zeros: the change begins within eight bytes of it.
+    // A record begins with its head, the checksum of which may begin with zeros: the change begins within eight bytes
+    // of it.
     let bytes_of_record =
         usize::try_from(u32::from_le_bytes(bytes[start + 4..start + 8].try_into().unwrap()) & 0xff_ffff).unwrap() * 8;
     assert!(start >= RECORDS_START && start + bytes_of_record >= end, "one record was written");
@@ -468,8 +471,8 @@ fn a_copy_of_a_record_in_a_response_is_never_taken_for_a_record() {
         let (disk, clock) = (SimDisk::new(), ManualClock::default());
         let options = || plain_options(&clock).durability(Durability::ProcessCrash);
         let store = testing::open(disk.clone(), options(), 1).unwrap();
-        // A key that was released, and then reserved and completed by another request: to read the older records later would
-        // free it, or bind it to the first request again.
+        // A key that was released, and then reserved and completed by another request: to read the older records later
+        // would free it, or bind it to the first request again.
         let mut owner = None;
         let (_, _, reserved) = record_of(&disk, || owner = Some(fresh(&store, &key("victim"))));
         let (_, _, released) =
@@ -516,8 +519,8 @@ fn an_unfinished_key_is_on_the_disk_before_the_file_it_lay_in_gets_a_new_life() 
     let mut seed = 1;
     while fillers.load(Ordering::Relaxed) < 100 {
         roll(&store, &fillers, 0);
-        // A segment is over when its successor is full, and not when that is half full: so it is given up just before the next
-        // header is written, which says so, and no sync comes between the two but that of the copies.
+        // A segment is over when its successor is full, and not when that is half full: so it is given up just before
+        // the next header is written, which says so, and no sync comes between the two but that of the copies.
         clock.advance(MINUTE / 10);
         for image in [disk.crash_all_old(), disk.crash_image(seed)] {
             seed += 1;
@@ -535,7 +538,8 @@ fn after_a_clean_close_and_two_power_losses_no_token_is_given_twice() {
     no_token_twice(&disk, &clock, &seeds, 0, 2);
 }
 
-/// Gives tokens and closes; gives tokens that no sync covers and loses the power; goes on so from every image of the loss.
+/// Gives tokens and closes; gives tokens that no sync covers and loses the power; goes on so from every image of the
+/// loss.
 fn no_token_twice(disk: &SimDisk, clock: &ManualClock, seeds: &AtomicU32, mut largest: u64, losses: u32) {
     let open = || {
         let options = plain_options(clock).durability(Durability::ProcessCrash);
@@ -571,7 +575,8 @@ fn a_short_record_whose_segment_has_expired_still_hides_the_long_one_beneath_it(
         let options = || plain_options(&clock);
         let store = testing::open(disk.clone(), options(), 1).unwrap();
         let (key, long) = (key("a"), crate::place::key("long"));
-        // The long record, of a reservation that is dropped, and a finished key that keeps its segment alive for the window.
+        // The long record, of a reservation that is dropped, and a finished key that keeps its segment alive for the
+        // window.
         drop(fresh(&store, &key));
         assert_eq!(fresh(&store, &long).complete(b"long").unwrap(), Completion::Done);
         roll(&store, &fillers, 1);

@@ -309,7 +309,8 @@ fn fill(store: &Store, from: u64) -> u64 {
     }
 }
 
-/// Upkeep began only after an append that went well, and a retired file waited for a header that had no file to stand in.
+/// Upkeep began only after an append that went well, and a retired file waited for a header that had no file to stand
+/// in.
 #[test]
 fn a_full_store_heals_when_what_fills_it_has_expired() {
     let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
@@ -395,7 +396,8 @@ fn a_stray_file_of_the_last_index_is_in_nobodys_way() {
     }
 }
 
-/// Copies of keys that a guard holds beyond their time are soon over again: a round does not look at what it wrote itself.
+/// Copies of keys that a guard holds beyond their time are soon over again: a round does not look at what it wrote
+/// itself.
 #[test]
 fn carrying_forward_comes_to_an_end() {
     let disk = SimDisk::new();
