@@ -55,6 +55,8 @@ pub(crate) struct Engine {
     draining: AtomicBool,
     /// Oldest live number at which every shard was last swept.
     swept_at: AtomicU64,
+    /// The LSN behind the last copy that was carried forward. Relaxed: who keeps house writes and reads it, in turn.
+    carried_end: AtomicU64,
     closing: Mutex<Closing>,
     /// One caller closes at a time; a second one waits and is told what the first did.
     turn_to_close: Mutex<()>,
@@ -157,6 +159,7 @@ impl Engine {
             report: opened.report,
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            carried_end: AtomicU64::new(0),
             closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
             turn_to_close: Mutex::new(()),
             turn_to_keep_house: Mutex::new(()),

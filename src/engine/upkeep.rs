@@ -44,7 +44,7 @@ impl Engine {
                 self.carry_forward(over.number)?;
             }
             // Every copy that was ever made out of it is durable before its file can be given away.
-            self.settle(self.log.end(), Durability::PowerLoss)?;
+            self.settle(self.carried_end.load(Ordering::Relaxed), Durability::PowerLoss)?;
             self.log.retire(over.number, || self.pass_through_shards());
             self.sweep();
         }
@@ -80,6 +80,7 @@ impl Engine {
                 }
                 shard.draft.refill(&record);
                 let copy = self.log.append(&mut shard.draft, &self.commit)?;
+                self.carried_end.fetch_max(copy.end, Ordering::Relaxed);
                 shard.index.publish(hash, oldest_live, Some(found), copy.address);
                 life.note_superseded(bytes);
                 if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
