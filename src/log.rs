@@ -489,12 +489,7 @@ impl Files {
                 let data = run.storage.open_segment(&spare.name, Access::NewLife).map_err(failed(&spare.name))?;
                 (spare.name, data)
             }
-            None => {
-                while let Some(small) = self.spares.pop() {
-                    run.storage.remove(&small.name).map_err(failed(&small.name))?;
-                }
-                self.create(run, start.bytes)?
-            }
+            None => self.create(run, start.bytes)?,
         };
         let salt = run.entropy.number().map_err(failed(&name))?;
         // Taken also when the preparation fails: a header that was half written must not meet another of its number.
@@ -516,6 +511,14 @@ impl Files {
         let failed = failed(&name);
         let life = Life::begin(data, name, &header).map_err(failed)?;
         self.newest_first_lsn = start.first_lsn;
+        // Files that are too small by now go, but only once a durable header says that nothing in them counts.
+        if fits.is_none() {
+            while let Some(small) = self.spares.pop() {
+                run.storage
+                    .remove(&small.name)
+                    .map_err(|error| Error::io(format!("removing {}", small.name), error))?;
+            }
+        }
         Ok(life)
     }
 
