@@ -189,3 +189,29 @@ fn a_long_recovery_may_be_given_up_piece_by_piece() {
         assert_eq!(replayed(&reopened, 399).as_deref(), Some(&body[..]));
     }
 }
+
+/// A retired file that is too small for the next, larger segment goes only after a header has given it up for good.
+#[test]
+fn a_kill_at_any_moment_while_segments_grow_leaves_a_store_that_opens() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let growing = || {
+        Options::new()
+            .clock(Arc::new(clock.clone()))
+            .durability(Durability::ProcessCrash)
+            .retention(Retention::new(Duration::from_secs(60), 2_000.0))
+            .response_bytes_max(16 << 10)
+    };
+    disk.record();
+    let store = testing::open(disk.clone(), growing(), 1).unwrap();
+    let body = vec![7; 16_000];
+    for n in 0..120 {
+        finish(&store, n, &body);
+        if n % 20 == 19 {
+            clock.advance(Duration::from_secs(100));
+        }
+    }
+    for moment in disk.moments().skip(14) {
+        let opened = testing::open(moment.kill(), growing(), 2);
+        assert!(opened.is_ok(), "after {} steps: {}", moment.steps(), opened.unwrap_err());
+    }
+}
