@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::format::{self, Bad, HeaderFault, SegmentHeader, StateRecord};
-use crate::index::OFFSET_END;
+use crate::retention::SEGMENT_BYTES_MAX;
 use crate::storage::{Access, Segment, Storage};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -201,7 +201,7 @@ pub(crate) fn examine(storage: &dyn Storage, name: &str, index: u32) -> io::Resu
             Err(HeaderFault::Blank | HeaderFault::Foreign | HeaderFault::Damaged) => found.copies_bad += 1,
         }
     }
-    let of_our_size = found.data.len() <= OFFSET_END.into();
+    let of_our_size = found.data.len() <= SEGMENT_BYTES_MAX;
     if found.header.is_none() && found.newer.is_none() && !found.blank && of_our_size {
         // A first header that was half written, with nothing behind it, is one that nothing ever rested on.
         let len = usize::try_from(found.data.len().saturating_sub(format::DATA_START)).unwrap_or(0);

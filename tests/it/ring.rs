@@ -7,9 +7,9 @@ use std::time::Duration;
 use keyonce::testing::{self, ManualClock, SimDisk, Storage};
 use keyonce::{Body, Completion, Durability, Fingerprint, Key, Options, Reserve, Retention, Store};
 
-const START_MS: u64 = 1_767_225_600_000;
+pub(crate) const START_MS: u64 = 1_767_225_600_000;
 
-fn options(clock: &ManualClock) -> Options {
+pub(crate) fn options(clock: &ManualClock) -> Options {
     Options::new()
         .clock(Arc::new(clock.clone()))
         .durability(Durability::ProcessCrash)

@@ -10,16 +10,7 @@ use keyonce::{
     Store,
 };
 
-const START_MS: u64 = 1_767_225_600_000;
-fn options(clock: &ManualClock) -> Options {
-    Options::new()
-        .clock(Arc::new(clock.clone()))
-        .durability(Durability::ProcessCrash)
-        .retention(Retention::new(Duration::from_secs(60), 10.0))
-        .lease(Duration::from_secs(30))
-        .response_bytes_max(16 << 10)
-        .segment_bytes(192 << 10)
-}
+use crate::ring::{START_MS, options};
 fn key(id: impl std::fmt::Display) -> Key {
     Key::new("b", id.to_string()).unwrap()
 }
