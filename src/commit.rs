@@ -4,6 +4,8 @@
 //!
 //! - One sync is in flight at any time. Who finds nobody leading leads on its own thread, so a lone caller pays one
 //!   device sync and no hand-off; those who come meanwhile wait and share the next one.
+//! - A task never leads: it says what it wants to be durable, and the store's syncing thread waits for that as any other
+//!   thread does.
 //! - `durable` only grows, and only over a contiguous synced prefix of the log: the sync that a leader runs covers all
 //!   segments up to the end it reports.
 //! - The first failure stays. It is looked at under the mutex before anything is published, so nothing becomes durable
@@ -16,7 +18,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::wait::{Bell, Caller};
 
 /// The durable end of the log and those who wait for it.
 #[derive(Debug)]
@@ -36,21 +39,34 @@ struct State {
     failure: Option<Error>,
     waiting: VecDeque<Arc<Waiter>>,
     syncs: u64,
+    /// What others want to be durable who do not lead themselves.
+    wanted: u64,
+    /// Somebody was asked to see to `wanted`, and has not yet found that all of it is durable.
+    seen_to: bool,
 }
 
-/// A thread that waits for an LSN while somebody else leads.
+/// One that waits for an LSN while somebody else leads.
 #[derive(Debug)]
 struct Waiter {
     lsn: u64,
-    woken: Mutex<bool>,
-    bell: Condvar,
+    /// It is a thread, and leads the next sync if it is not durable by then.
+    may_lead: bool,
+    bell: Bell,
 }
 
 impl Commit {
     /// A log that is durable up to `synced`.
     pub(crate) fn new(synced: u64) -> Self {
         Self {
-            state: Mutex::new(State { synced, leading: false, failure: None, waiting: VecDeque::new(), syncs: 0 }),
+            state: Mutex::new(State {
+                synced,
+                leading: false,
+                failure: None,
+                waiting: VecDeque::new(),
+                syncs: 0,
+                wanted: 0,
+                seen_to: false,
+            }),
             durable: AtomicU64::new(synced),
             failed: AtomicBool::new(false),
         }
@@ -78,7 +94,7 @@ impl Commit {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         for waiter in waiting {
-            waiter.wake();
+            waiter.bell.ring();
         }
         failure
     }
@@ -102,16 +118,65 @@ impl Commit {
                 return Err(failure.clone());
             }
             if state.leading {
-                let waiter = Arc::new(Waiter { lsn, woken: Mutex::new(false), bell: Condvar::new() });
-                state.waiting.push_back(Arc::clone(&waiter));
+                let waiter = state.enlist(lsn, true);
                 drop(state);
-                waiter.sleep();
+                waiter.bell.listen(None);
             } else {
                 state.leading = true;
                 drop(state);
                 self.lead(sync);
             }
             state = self.state.lock();
+        }
+    }
+
+    /// As [`Commit::wait`], for a task. `ask` has somebody call [`Commit::see_to_what_is_wanted`] soon.
+    ///
+    /// # Errors
+    ///
+    /// As [`Commit::wait`].
+    pub(crate) async fn wait_as_task(&self, lsn: u64, ask: &(impl Fn() + Sync)) -> Result<(), Error> {
+        if self.durable() >= lsn {
+            return Ok(());
+        }
+        loop {
+            let (waiter, asks) = {
+                let mut state = self.state.lock();
+                if state.synced >= lsn {
+                    return Ok(());
+                }
+                if let Some(failure) = &state.failure {
+                    return Err(failure.clone());
+                }
+                (state.enlist(lsn, false), state.want(lsn))
+            };
+            if asks {
+                ask();
+            }
+            waiter.bell.rung(Caller::Task, None).await;
+        }
+    }
+
+    /// Says that everything below `lsn` should become durable soon. `true` when somebody must be asked to see to it.
+    pub(crate) fn want(&self, lsn: u64) -> bool {
+        let mut state = self.state.lock();
+        lsn > state.synced && state.failure.is_none() && state.want(lsn)
+    }
+
+    /// Syncs until all that is wanted is durable, or a sync has failed, which those who wait are told.
+    pub(crate) fn see_to_what_is_wanted(&self, sync: &dyn Fn() -> Result<u64, Error>) {
+        loop {
+            let wanted = {
+                let mut state = self.state.lock();
+                if state.wanted <= state.synced || state.failure.is_some() {
+                    state.seen_to = false;
+                    return;
+                }
+                state.wanted
+            };
+            if self.wait(wanted, sync).is_err() {
+                // The failure stays: the next look ends the loop.
+            }
         }
     }
 
@@ -122,10 +187,10 @@ impl Commit {
             if !state.leading {
                 return;
             }
-            let waiter = Arc::new(Waiter { lsn: u64::MAX, woken: Mutex::new(false), bell: Condvar::new() });
-            state.waiting.push_back(Arc::clone(&waiter));
+            // Woken by the next end of a sync, whatever it reached.
+            let waiter = state.enlist(0, false);
             drop(state);
-            waiter.sleep();
+            waiter.bell.listen(None);
         }
     }
 
@@ -164,38 +229,39 @@ impl Drop for Turn<'_> {
                 self.commit.fail(&mut state, cause);
             }
         }
-        // The next leader first, so that the device does not idle while the others wake.
-        let synced = state.synced;
-        let all = state.failure.is_some();
-        let successor = if all {
-            None
-        } else {
-            state.waiting.iter().position(|waiter| waiter.lsn > synced && waiter.lsn < u64::MAX)
-        };
-        let successor = successor.and_then(|at| state.waiting.remove(at));
-        let waiting = std::mem::take(&mut state.waiting);
-        let (woken, waiting) =
-            waiting.into_iter().partition(|waiter| all || waiter.lsn <= synced || waiter.lsn == u64::MAX);
-        state.waiting = waiting;
+        let (successor, woken) = state.take_who_is_told();
         drop(state);
-        let woken: VecDeque<Arc<Waiter>> = woken;
+        // The next leader first, so that the device does not idle while the others wake.
         for waiter in successor.into_iter().chain(woken) {
-            waiter.wake();
+            waiter.bell.ring();
         }
     }
 }
 
-impl Waiter {
-    fn sleep(&self) {
-        let mut woken = self.woken.lock();
-        while !*woken {
-            woken = self.bell.wait(woken);
-        }
+impl State {
+    fn enlist(&mut self, lsn: u64, may_lead: bool) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter { lsn, may_lead, bell: Bell::new() });
+        self.waiting.push_back(Arc::clone(&waiter));
+        waiter
     }
 
-    fn wake(&self) {
-        *self.woken.lock() = true;
-        self.bell.notify_one();
+    /// `true` when nobody was asked yet.
+    fn want(&mut self, lsn: u64) -> bool {
+        self.wanted = self.wanted.max(lsn);
+        !std::mem::replace(&mut self.seen_to, true)
+    }
+
+    /// Takes the next leader off the list, and all for whom the sync that has just ended has settled something.
+    fn take_who_is_told(&mut self) -> (Option<Arc<Waiter>>, VecDeque<Arc<Waiter>>) {
+        if self.failure.is_some() {
+            return (None, std::mem::take(&mut self.waiting));
+        }
+        let synced = self.synced;
+        let successor = self.waiting.iter().position(|waiter| waiter.may_lead && waiter.lsn > synced);
+        let successor = successor.and_then(|at| self.waiting.remove(at));
+        let (woken, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|waiter| waiter.lsn <= synced);
+        self.waiting = waiting;
+        (successor, woken)
     }
 }
 

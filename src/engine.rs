@@ -7,35 +7,36 @@
 //! Lock order: shard, then the log's tail, then what the log keeps beneath it. The commit mutex stands apart: it is
 //! taken under none of them but for the look at a failure.
 
+mod calls;
 mod closing;
 mod upkeep;
+mod waiting;
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crossbeam::utils::CachePadded;
 
 use crate::commit::Commit;
-use crate::error::{Error, ErrorKind};
-use crate::format::{Draft, StateKind, StateRecord};
-use crate::helper::Helper;
+use crate::error::Error;
+use crate::format::{Cause, Draft, StateKind, StateRecord};
+use crate::helper::{Counter, Helper, Timer};
 use crate::index::{self, Address, IndexShard};
 use crate::key::{HashSeed, Key};
-use crate::log::{Appended, Live, Log};
+use crate::log::{Appended, Live, Log, NotAppended};
 use crate::options::{Checked, Durability};
 use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
 use crate::segment::Life;
-use crate::state::{self, Answer, Ask, Call, Carry, Decision, Guard, Owned, State, Write};
+use crate::state::{self, Answer, Call, Carry, Decision, Guard, Owned, State, Write};
 use crate::stats::{OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::wait::Bell;
 
 pub use self::closing::CloseReport;
 use self::closing::Closing;
+use self::waiting::{Aftermath, Place, Waiter};
 
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
 pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
@@ -44,6 +45,8 @@ pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
 pub(crate) struct Engine {
     options: Checked,
     seed: HashSeed,
+    /// Store time at which it was opened.
+    opened_ms: u64,
     log: Log,
     commit: Commit,
     shards: Box<[CachePadded<Mutex<Shard>>]>,
@@ -62,7 +65,18 @@ pub(crate) struct Engine {
     turn_to_close: Mutex<()>,
     /// One thread keeps house at a time.
     turn_to_keep_house: Mutex<()>,
+    /// Keeps house.
     helper: Helper,
+    /// Syncs for those who do not lead themselves.
+    leader: Helper,
+    timer: Arc<Timer>,
+    /// When what was written is synced at the latest though nobody waits for it; [`u64::MAX`] when nothing waits.
+    /// Relaxed: see [`Timer`], whose argument holds for it, too.
+    sync_due_ms: AtomicU64,
+    /// Tasks that wait for room in the log.
+    room: Counter,
+    /// What dropped guards had to say when there was no room for it.
+    left_unsaid: Mutex<Vec<(Key, Call)>>,
     /// What the clock calls when it was moved by hand.
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
@@ -70,8 +84,8 @@ pub(crate) struct Engine {
 /// The part of the store under one lock.
 struct Shard {
     index: IndexShard,
-    /// By token: reservations that a guard of this process holds, or that somebody waits for. Nothing else is kept per
-    /// key.
+    /// By token: reservations that a guard of this process holds, or whose key somebody waits for. Nothing else is kept
+    /// per key.
     held: HashMap<u64, Held>,
     /// Buffer for the record that is being appended.
     draft: Draft,
@@ -81,9 +95,14 @@ struct Shard {
 #[derive(Default)]
 struct Held {
     guard: Option<Guard>,
+    /// The log says that its lease has lapsed.
+    lapse_told: bool,
+    /// It was handed over to a waiter that has not yet taken it: no work can have begun.
+    unseen: bool,
     /// Where the latest record of a guarded reservation stands.
     address: Option<Address>,
-    bells: Vec<Arc<Bell>>,
+    /// Who waits for the key, in the order of their coming.
+    places: Vec<Place>,
 }
 
 /// A key as it was found, in the segments that were alive then.
@@ -124,6 +143,21 @@ pub(crate) struct Acted {
     pub(crate) guard_id: Option<u64>,
 }
 
+/// A call that was decided, and whose answer may have to wait until what it rests on is durable.
+#[derive(Debug)]
+#[must_use = "an answer is told once it is settled"]
+pub(crate) struct Begun {
+    pub(crate) acted: Acted,
+    pub(crate) rests_on: Option<RestsOn>,
+}
+
+/// What an answer rests on: the log up to here, at this level.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RestsOn {
+    end_lsn: u64,
+    level: Durability,
+}
+
 /// What the answer to a call waits for.
 #[derive(Clone, Copy, Debug)]
 enum Waits {
@@ -152,6 +186,7 @@ impl Engine {
         let engine = Arc::new(Self {
             options,
             seed: opened.seed,
+            opened_ms: opened.log.time().now_ms(),
             swept_at: AtomicU64::new(opened.log.oldest_live()),
             log: opened.log,
             commit: opened.commit,
@@ -164,25 +199,61 @@ impl Engine {
             turn_to_close: Mutex::new(()),
             turn_to_keep_house: Mutex::new(()),
             helper: Helper::default(),
+            leader: Helper::default(),
+            timer: Arc::default(),
+            sync_due_ms: AtomicU64::new(u64::MAX),
+            room: Counter::default(),
+            left_unsaid: Mutex::default(),
             on_clock_move: Mutex::new(None),
         });
         if with_helper {
-            let weak = Arc::downgrade(&engine);
-            engine.helper.start(move || {
-                if let Some(engine) = Weak::upgrade(&weak) {
-                    engine.keep_house();
-                }
-            })?;
+            engine.start_helpers()?;
+        }
+        // A real clock lets threads sleep; one that is moved by hand calls.
+        if engine.options.clock.sleep(1).is_some() {
+            engine.start_timer()?;
         }
         let weak = Arc::downgrade(&engine);
         let on_move: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
             if let Some(engine) = Weak::upgrade(&weak) {
-                engine.ring_all();
+                engine.ring_who_closes();
+                engine.do_what_is_due();
             }
         });
         engine.options.clock.on_move(Arc::downgrade(&on_move));
         *engine.on_clock_move.lock() = Some(on_move);
         Ok(engine)
+    }
+
+    fn start_helpers(self: &Arc<Self>) -> Result<(), Error> {
+        let weak = Arc::downgrade(self);
+        self.helper.start("keyonce-helper", move || {
+            if let Some(engine) = Weak::upgrade(&weak) {
+                engine.keep_house();
+            }
+        })?;
+        let weak = Arc::downgrade(self);
+        self.leader.start("keyonce-sync", move || {
+            if let Some(engine) = Weak::upgrade(&weak) {
+                engine.commit.see_to_what_is_wanted(&|| engine.log.sync());
+            }
+        })
+    }
+
+    fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
+        let weak = Arc::downgrade(self);
+        let timer = Arc::clone(&self.timer);
+        self.timer.start("keyonce-timer", move || {
+            loop {
+                let Some(engine) = Weak::upgrade(&weak) else { return };
+                engine.do_what_is_due();
+                let (clock, now_ms) = (Arc::clone(&engine.options.clock), engine.now_ms());
+                drop(engine);
+                if !timer.sleep(|due_ms| clock.sleep(due_ms.saturating_sub(now_ms))) {
+                    return;
+                }
+            }
+        })
     }
 
     pub(crate) fn options(&self) -> &Checked {
@@ -193,174 +264,88 @@ impl Engine {
         &self.report
     }
 
+    /// Store time at which the store was opened.
+    pub(crate) fn opened_ms(&self) -> u64 {
+        self.opened_ms
+    }
+
+    /// Whether a key that was issued at this moment may already have been forgotten.
+    pub(crate) fn is_too_old(&self, issued_ms: u64, retention_ms: u64) -> bool {
+        issued_ms.saturating_add(retention_ms) <= self.now_ms()
+    }
+
     pub(crate) fn now_ms(&self) -> u64 {
         self.log.time().now_ms()
     }
 
-    /// Reserves a key, or says what is known of it; waits at most `wait_ms` while it is in flight.
-    pub(crate) fn reserve(&self, key: &Key, ask: Ask, wait_ms: u64) -> Result<Acted, Error> {
-        if wait_ms == 0 {
-            return self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), None);
-        }
-        let deadline_ms = self.now_ms().saturating_add(wait_ms);
-        loop {
-            let bell = Arc::new(Bell::new());
-            let acted = self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), Some(&bell))?;
-            let now_ms = self.now_ms();
-            let State::InFlight(owned) = &acted.state else {
-                return Ok(acted);
-            };
-            if acted.answer != Answer::InFlight {
-                return Ok(acted);
-            }
-            let due_ms = deadline_ms.min(owned.lease_end_ms);
-            if now_ms < due_ms {
-                bell.listen(self.options.clock.sleep(due_ms - now_ms));
-            }
-            self.take_off(key, owned.token, &bell);
-            if self.now_ms() >= deadline_ms {
-                return self.act(key, |_| Call::Reserve(ask), &[], Waits::For(ask.durability), None);
-            }
-        }
-    }
-
-    /// An act of whoever holds this guard: once it has ended, the act is superseded.
-    pub(crate) fn call_of_guard(&self, key: &Key, guard_id: u64, call: Call, given: &[u8]) -> Result<Acted, Error> {
-        let guarded = |guard: Option<Guard>| match guard {
-            Some(guard) if guard.id == guard_id => call,
-            Some(_) | None => Call::Release { token: 0 },
-        };
-        self.act(key, guarded, given, Waits::For(self.options.durability), None)
-    }
-
-    /// The act of a guard that is dropped: it waits for nothing.
-    pub(crate) fn drop_guard(&self, key: &Key, call: Call) -> Result<Acted, Error> {
-        self.act(key, |_| call, &[], Waits::ForNothing, None)
-    }
-
-    /// An act of an owner, of who found out about an interrupted key, or of an operator.
-    pub(crate) fn call(&self, key: &Key, call: Call) -> Result<Acted, Error> {
-        self.call_with(key, call, &[])
-    }
-
-    /// As [`Engine::call`], with the bytes that the record is to carry.
-    pub(crate) fn call_with(&self, key: &Key, call: Call, given: &[u8]) -> Result<Acted, Error> {
-        self.act(key, |_| call, given, Waits::For(self.options.durability), None)
-    }
-
-    /// Takes the guard of `token` off without a word in the log: the key reads as interrupted.
-    pub(crate) fn let_go(&self, key: &Key, token: u64) {
-        self.let_go_at(key.hash(&self.seed), token);
-    }
-
-    /// Goes on with a detached reservation.
-    pub(crate) fn reattach(&self, key: &Key, token: u64, lease_ms: u64) -> Result<Acted, Error> {
-        let call = |guard: Option<Guard>| Call::Reattach { token, lease_ms, guard_lives: guard.is_some() };
-        self.act(key, call, &[], Waits::For(self.options.durability), None)
-    }
-
-    /// The state of a key, without changing it.
-    pub(crate) fn peek(&self, key: &Key) -> Result<(State, Arc<[u8]>), Error> {
-        let hash = key.hash(&self.seed);
-        let shard = self.shard(hash).lock();
-        self.refuse_closed()?;
-        let live = self.log.live().read();
-        let look = self.look(&live, &shard, hash, key, self.now_ms())?;
-        let payload = match look.state {
-            State::InFlight(_) | State::Interrupted(..) => look.payload(),
-            State::Absent | State::Done(_) => Arc::default(),
-        };
-        let (state, rests_on) = (look.state, look.rests_on(self.options.durability));
-        drop(live);
-        drop(shard);
-        if let Some((end_lsn, level)) = rests_on {
-            self.settle(end_lsn, level)?;
-        }
-        Ok((state, payload))
-    }
-
-    fn act(
+    /// One step of a call: looks, decides, appends, publishes, under the lock of the key's shard.
+    fn step(
         &self,
         key: &Key,
-        call: impl FnOnce(Option<Guard>) -> Call,
+        call: &dyn Fn(Option<Guard>) -> Call,
         given: &[u8],
         waits: Waits,
-        bell: Option<&Arc<Bell>>,
-    ) -> Result<Acted, Error> {
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<Begun, NotAppended> {
         let hash = key.hash(&self.seed);
+        let mut after = Aftermath::default();
         let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
-        let now_ms = self.now_ms();
-        let live = self.log.live().read();
-        let look = self.look(&live, &shard, hash, key, now_ms)?;
-        let call = call(look.guard);
-        let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
-        let mut bells = Vec::new();
-        let mut housekeeping_due = false;
-        let (acted, rests_on) = match write {
-            Some(write) => {
-                let payload = match write.carry {
-                    Carry::Nothing | Carry::Given => Arc::default(),
-                    Carry::Checkpoint => look.payload(),
-                };
-                let before = look.before();
-                let expired_unresolved = look.expired_unresolved();
-                // An append may begin a segment, for which nobody may be reading the table of them.
-                drop(live);
-                let carried = if write.carry == Carry::Given { given } else { &payload };
-                if call.makes_an_owner() && self.draining.load(Ordering::Acquire) {
-                    return Err(Error::closed());
-                }
-                let (state, appended) = match self.write(&mut shard, hash, key, &before, &write, carried) {
-                    Ok(written) => written,
-                    Err(error) => {
-                        drop(shard);
-                        return Err(self.refused(error));
-                    }
-                };
-                shard.counts.expired_unresolved += u64::from(expired_unresolved);
-                housekeeping_due = appended.housekeeping_due;
-                let guard_id = shard.move_guard(&call, before.token, &state, &appended, &mut bells);
-                let level = match write.kind {
-                    StateKind::Reserved | StateKind::Done | StateKind::Forgotten => write.owned.durability,
-                    // Losing these leaves the key Interrupted, which is safe.
-                    StateKind::Interrupted | StateKind::Released => Durability::ProcessCrash,
-                };
-                (Acted { answer, state, payload, guard_id }, Some((appended.end, level)))
-            }
-            None => {
-                let acted = shard.answer_as_found(&look, &call, answer, now_ms, bell);
-                let rests_on = match waits {
-                    Waits::For(level) => look.rests_on(level),
-                    Waits::ForNothing => None,
-                };
-                drop(live);
-                (acted, rests_on)
-            }
-        };
-        shard.count(answer, write.as_ref());
+        let begun = self.step_in(&mut shard, hash, key, call, given, waits, waiter, &mut after);
         drop(shard);
-        for bell in bells {
-            bell.ring();
-        }
-        if self.draining.load(Ordering::Acquire) {
-            self.ring_who_closes();
-        }
-        if housekeeping_due {
-            self.housekeeping_is_due();
-        }
-        if let Some((end_lsn, level)) = rests_on {
-            self.settle(end_lsn, level).inspect_err(|_| self.let_guard_go(hash, &acted))?;
-        }
-        Ok(acted)
+        self.see_to(after);
+        begun
     }
 
-    /// A full disk may have room once what is past its use is given up.
-    fn refused(&self, error: Error) -> Error {
-        if matches!(error.kind(), ErrorKind::Full { .. }) {
-            self.housekeeping_is_due();
+    /// [`Engine::step`], for who holds the shard's lock.
+    #[expect(clippy::too_many_arguments, reason = "a call, where it is made, and where its consequences go")]
+    fn step_in(
+        &self,
+        shard: &mut Shard,
+        hash: u64,
+        key: &Key,
+        call: &dyn Fn(Option<Guard>) -> Call,
+        given: &[u8],
+        waits: Waits,
+        waiter: Option<&Arc<Waiter>>,
+        after: &mut Aftermath,
+    ) -> Result<Begun, NotAppended> {
+        let now_ms = self.now_ms();
+        let live = self.log.live().read();
+        let look = self.look(&live, shard, hash, key, now_ms)?;
+        let call = call(look.guard);
+        let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
+        let Some(write) = write else {
+            let begun = shard.answer_as_found(&look, &call, answer, now_ms, waits, waiter, after);
+            shard.count(answer, None);
+            return Ok(begun);
+        };
+        let payload = match write.carry {
+            Carry::Nothing | Carry::Given => Arc::default(),
+            Carry::Checkpoint => look.payload(),
+        };
+        let before = look.before();
+        let expired_unresolved = look.expired_unresolved();
+        // An append may begin a segment, for which nobody may be reading the table of them.
+        drop(live);
+        let carried = if write.carry == Carry::Given { given } else { &payload };
+        if call.makes_an_owner().is_some() && self.draining.load(Ordering::Acquire) {
+            return Err(Error::closed().into());
         }
-        error
+        let (state, appended) = self.write(shard, hash, key, &before, &write, carried)?;
+        shard.counts.expired_unresolved += u64::from(expired_unresolved);
+        after.housekeeping_due |= appended.housekeeping_due;
+        let (guard_id, places) = shard.move_guard(&call, before.token, &state, &appended, now_ms, after);
+        self.serve(shard, hash, key, state, places, after);
+        self.want_a_sync_by(now_ms, after);
+        let level = match write.kind {
+            StateKind::Reserved | StateKind::Done | StateKind::Forgotten => write.owned.durability,
+            // Losing these leaves the key Interrupted, which is safe.
+            StateKind::Interrupted | StateKind::Released => Durability::ProcessCrash,
+        };
+        shard.count(answer, Some(&write));
+        let acted = Acted { answer, state, payload, guard_id };
+        Ok(Begun { acted, rests_on: Some(RestsOn { end_lsn: appended.end, level }) })
     }
 
     fn check_size(&self, write: &Write, payload: &[u8]) -> Result<(), Error> {
@@ -384,7 +369,7 @@ impl Engine {
         before: &Before,
         write: &Write,
         payload: &[u8],
-    ) -> Result<(State, Appended), Error> {
+    ) -> Result<(State, Appended), NotAppended> {
         self.check_size(write, payload)?;
         let mut record = write.record(key.scope(), key.id(), payload);
         shard.draft.refill(&record);
@@ -435,70 +420,12 @@ impl Engine {
         Ok(Look { state: state.observed(now_ms, guard), latest, guard })
     }
 
-    /// Returns once an answer that rests on the log up to `end_lsn` survives what `level` names.
-    fn settle(&self, end_lsn: u64, level: Durability) -> Result<(), Error> {
-        match level {
-            Durability::PowerLoss => self.commit.wait(end_lsn, &|| self.log.sync()),
-            Durability::ProcessCrash => Ok(()),
-        }
-    }
-
-    /// A reservation that could not be made durable is owned by nobody.
-    fn let_guard_go(&self, hash: u64, acted: &Acted) {
-        if let (Some(_), Some(token)) = (acted.guard_id, acted.state.token()) {
-            self.let_go_at(hash, token);
-        }
-    }
-
-    fn let_go_at(&self, hash: u64, token: u64) {
-        let held = self.shard(hash).lock().held.remove(&token);
-        for bell in held.into_iter().flat_map(|held| held.bells) {
-            bell.ring();
-        }
-        if self.draining.load(Ordering::Acquire) {
-            self.ring_who_closes();
-        }
-    }
-
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
         self.shards.get(recovery::shard_of(hash, SHARDS)).expect("a shard's number is below the number of shards")
     }
 
-    fn refuse_closed(&self) -> Result<(), Error> {
+    pub(crate) fn refuse_closed(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
-    }
-
-    fn take_off(&self, key: &Key, token: u64, bell: &Arc<Bell>) {
-        let mut shard = self.shard(key.hash(&self.seed)).lock();
-        if let Some(held) = shard.held.get_mut(&token) {
-            held.bells.retain(|other| !Arc::ptr_eq(other, bell));
-            if held.guard.is_none() && held.bells.is_empty() {
-                shard.held.remove(&token);
-            }
-        }
-    }
-
-    /// The clock was moved: everybody who sleeps looks at it again.
-    fn ring_all(&self) {
-        self.ring_who_closes();
-        for shard in &self.shards {
-            let bells: Vec<_> = shard.lock().held.values().flat_map(|held| held.bells.iter().cloned()).collect();
-            for bell in bells {
-                bell.ring();
-            }
-        }
-    }
-
-    fn housekeeping_is_due(&self) {
-        if !self.helper.call() {
-            self.keep_house();
-        }
-    }
-
-    /// Makes durable all that was appended before the call.
-    pub(crate) fn sync(&self) -> Result<(), Error> {
-        self.refuse_closed()?;
-        self.settle(self.log.end(), Durability::PowerLoss)
     }
 
     /// Counters and sizes.
@@ -509,6 +436,7 @@ impl Engine {
             let shard = shard.lock();
             stats.add(&shard.counts);
             stats.guards += shard.held.values().filter(|held| held.guard.is_some()).count() as u64;
+            stats.waiting += shard.held.values().map(|held| held.places.len() as u64).sum::<u64>();
             stats.keys += shard.index.len(oldest_live) as u64;
             stats.index_bytes += shard.index.bytes() as u64;
         }
@@ -531,63 +459,91 @@ impl fmt::Debug for Engine {
 }
 
 impl Shard {
-    /// The answer to a call that writes nothing. A renewal moves the lease in memory; who waits hangs up a bell.
+    /// The answer to a call that writes nothing. A renewal moves the lease in memory; who waits takes its place.
+    #[expect(clippy::too_many_arguments, reason = "a call, what was found, and where its consequences go")]
     fn answer_as_found(
         &mut self,
         look: &Look<'_>,
         call: &Call,
         answer: Answer,
         now_ms: u64,
-        bell: Option<&Arc<Bell>>,
-    ) -> Acted {
+        waits: Waits,
+        waiter: Option<&Arc<Waiter>>,
+        after: &mut Aftermath,
+    ) -> Begun {
         if let (Answer::Done, Call::Renew { token, lease_ms }) = (answer, *call) {
-            self.renew(token, now_ms.saturating_add(lease_ms));
+            self.renew(token, now_ms.saturating_add(lease_ms), after);
         }
-        if let (Answer::InFlight, Some(bell), Some(token)) = (answer, bell, look.state.token()) {
-            self.held.entry(token).or_default().bells.push(Arc::clone(bell));
-        }
-        let payload = match answer {
-            Answer::Replay | Answer::Interrupted | Answer::InFlight => look.payload(),
-            Answer::Fresh | Answer::Mismatch | Answer::TooOld | Answer::Done | Answer::Superseded => Arc::default(),
+        let listed = match (answer, waiter) {
+            (Answer::InFlight, Some(waiter)) => self.list(&look.state, waiter, after),
+            (_, Some(_) | None) => false,
         };
-        Acted { answer, state: look.state, payload, guard_id: None }
+        let payload = match answer {
+            Answer::Replay | Answer::Interrupted | Answer::InFlight if !listed => look.payload(),
+            Answer::Replay
+            | Answer::Interrupted
+            | Answer::InFlight
+            | Answer::Fresh
+            | Answer::Mismatch
+            | Answer::TooOld
+            | Answer::Done
+            | Answer::Superseded => Arc::default(),
+        };
+        let rests_on = match waits {
+            Waits::For(level) if !listed => look.rests_on(level),
+            Waits::For(_) | Waits::ForNothing => None,
+        };
+        Begun { acted: Acted { answer, state: look.state, payload, guard_id: None }, rests_on }
     }
 
-    fn renew(&mut self, token: u64, lease_end_ms: u64) {
-        if let Some(guard) = self.held.get_mut(&token).and_then(|held| held.guard.as_mut()) {
+    fn renew(&mut self, token: u64, lease_end_ms: u64, after: &mut Aftermath) {
+        if let Some(held) = self.held.get_mut(&token)
+            && let Some(guard) = held.guard.as_mut()
+        {
             guard.lease_end_ms = lease_end_ms;
+            held.lapse_told = false;
+            after.due_at(guard.lapses_ms());
         }
     }
 
-    /// Makes `held` say who owns the key once the record of `call` is published, and takes off the bells of those for
-    /// whom something has changed.
+    /// Makes `held` say who owns the key once the record of `call` is published. Gives the new guard's number, and who
+    /// waited for the reservation that was the latest until then.
     fn move_guard(
         &mut self,
         call: &Call,
         before: Option<u64>,
         state: &State,
         appended: &Appended,
-        bells: &mut Vec<Arc<Bell>>,
-    ) -> Option<u64> {
-        let address = Some(appended.address);
-        match state {
-            State::InFlight(owned) if !call.makes_an_owner() && !owned.detached => {
-                if let Some(held) = self.held.get_mut(&owned.token) {
-                    held.address = address;
-                }
-                self.renew(owned.token, owned.lease_end_ms);
-                None
-            }
-            State::Absent | State::InFlight(_) | State::Interrupted(..) | State::Done(_) => {
-                if let Some(before) = before {
-                    bells.extend(self.held.remove(&before).into_iter().flat_map(|held| held.bells));
-                }
-                let State::InFlight(Owned { token, lease_end_ms, detached: false, .. }) = *state else { return None };
-                let guard = Some(Guard { id: appended.lsn, lease_end_ms });
-                self.held.insert(token, Held { guard, address, bells: Vec::new() });
+        now_ms: u64,
+        after: &mut Aftermath,
+    ) -> (Option<u64>, Vec<Place>) {
+        let mut held = before.and_then(|before| self.held.remove(&before)).unwrap_or_default();
+        let places = std::mem::take(&mut held.places);
+        let lapsed = matches!(call, Call::Interrupt { cause: Cause::LeaseLapsed, .. });
+        let guard_id = match (state, call.makes_an_owner()) {
+            (State::InFlight(Owned { token, .. }), Some(lease)) => {
+                let guard = Guard::new(appended.lsn, lease, now_ms);
+                after.due_at(guard.lapses_ms());
+                let held = Held { guard: Some(guard), address: Some(appended.address), ..Held::default() };
+                self.held.insert(*token, held);
                 Some(appended.lsn)
             }
-        }
+            // The owner goes on, or may still be at work.
+            (State::InFlight(Owned { token, detached: false, .. }), None)
+            | (State::Interrupted(Owned { token, .. }, _), None)
+                if held.guard.is_some() && (lapsed || matches!(state, State::InFlight(_))) =>
+            {
+                held.address = Some(appended.address);
+                held.lapse_told = lapsed;
+                self.held.insert(*token, held);
+                if let State::InFlight(owned) = state {
+                    self.renew(*token, owned.lease_end_ms, after);
+                }
+                None
+            }
+            (State::Absent | State::InFlight(_) | State::Interrupted(..) | State::Done(_), _) => None,
+        };
+        (guard_id, places)
     }
 
     fn count(&mut self, answer: Answer, write: Option<&Write>) {
@@ -622,8 +578,10 @@ impl Look<'_> {
     }
 
     /// What an answer of this level rests on: the end of the record, and the higher of the two levels.
-    fn rests_on(&self, level: Durability) -> Option<(u64, Durability)> {
-        self.latest.as_ref().map(|latest| (latest.end_lsn, latest.record.durability.stronger(level)))
+    fn rests_on(&self, level: Durability) -> Option<RestsOn> {
+        let rests_on =
+            |latest: &Latest<'_>| RestsOn { end_lsn: latest.end_lsn, level: latest.record.durability.stronger(level) };
+        self.latest.as_ref().map(rests_on)
     }
 
     /// Whether the key was forgotten before anybody found out how its last attempt had ended.
@@ -632,8 +590,7 @@ impl Look<'_> {
     }
 
     fn before(&self) -> Before {
-        let unfinished =
-            |latest: &&Latest<'_>| matches!(latest.record.kind, StateKind::Reserved | StateKind::Interrupted);
+        let unfinished = |latest: &&Latest<'_>| latest.is_unfinished();
         Before {
             token: self.state.token(),
             found: self.latest.as_ref().map(|latest| latest.found),
@@ -644,9 +601,4 @@ impl Look<'_> {
                 .map(|latest| (Arc::clone(latest.life), latest.bytes)),
         }
     }
-}
-
-/// How long a caller that was told `InFlight` may wait before it asks again.
-pub(crate) fn retry_after(lease_end_ms: u64, now_ms: u64) -> Duration {
-    Duration::from_millis(lease_end_ms.saturating_sub(now_ms))
 }

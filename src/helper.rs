@@ -1,11 +1,15 @@
-//! The store's one helper thread: it does what nobody should have to wait for, each time somebody calls it.
+//! The store's threads: two that do what nobody should have to wait for, each time somebody calls them, and one that
+//! sleeps until something is due.
 
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crossbeam::channel::{Sender, bounded};
 
 use crate::error::Error;
-use crate::sync::Mutex;
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use crate::wait::Bell;
 
 /// A thread that may be running. Without one, callers do the work themselves.
 #[derive(Debug, Default)]
@@ -26,16 +30,13 @@ impl Helper {
     /// # Errors
     ///
     /// `Io`, when the system has no thread to give.
-    pub(crate) fn start(&self, work: impl Fn() + Send + 'static) -> Result<(), Error> {
+    pub(crate) fn start(&self, name: &str, work: impl Fn() + Send + 'static) -> Result<(), Error> {
         let (calls, called) = bounded(1);
-        let thread = std::thread::Builder::new()
-            .name("keyonce-helper".to_owned())
-            .spawn(move || {
-                while called.recv().is_ok() {
-                    work();
-                }
-            })
-            .map_err(|error| Error::io("starting the helper thread", error))?;
+        let thread = spawn(name, move || {
+            while called.recv().is_ok() {
+                work();
+            }
+        })?;
         *self.running.lock() = Some(Running { calls, thread });
         Ok(())
     }
@@ -54,8 +55,159 @@ impl Helper {
         let running = self.running.lock().take();
         if let Some(Running { calls, thread }) = running {
             drop(calls);
-            // A panic of the thread was reported where it happened; what it left undone, the next opening does.
-            drop(thread.join());
+            join(thread);
         }
+    }
+}
+
+/// Starts a thread of this name.
+///
+/// # Errors
+///
+/// `Io`, when the system has no thread to give.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|error| Error::io(format!("starting the thread {name}"), error))
+}
+
+/// Waits for the end of a thread, unless it is the one that asks: a listener may close the store from any thread.
+fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != thread::current().id() {
+        // A panic of the thread was reported where it happened; what it left undone, the next opening does.
+        drop(thread.join());
+    }
+}
+
+/// The moment at which something is due next, and the thread that sleeps until then. With a clock that is moved by
+/// hand there is no thread: whoever moves it does what is due.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    /// Store time; a copy of what is under the lock. Relaxed: what is due later than this is entered under a shard lock
+    /// before this is read, and the thread sets this before it goes through the shard locks to find what is next. So
+    /// either that thread sees what was entered, or whoever entered it sees this.
+    due_ms: AtomicU64,
+    state: Mutex<Due>,
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Due {
+    ms: u64,
+    stopped: bool,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Self {
+            due_ms: AtomicU64::new(u64::MAX),
+            state: Mutex::new(Due { ms: u64::MAX, stopped: false }),
+            changed: Condvar::new(),
+            thread: Mutex::new(None),
+        }
+    }
+}
+
+impl Timer {
+    /// Starts the thread. `look` is told what is due next, does what is due by now, and says how long the thread may
+    /// sleep; `None` ends it.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, when the system has no thread to give.
+    pub(crate) fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        *self.thread.lock() = Some(spawn(name, work)?);
+        Ok(())
+    }
+
+    /// Has the store look at `ms` at the latest.
+    pub(crate) fn set(&self, ms: u64) {
+        if ms >= self.due_ms.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if ms < state.ms {
+            state.ms = ms;
+            self.due_ms.store(ms, Ordering::Relaxed);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes what is due at `now_ms`: from here on nothing is, until somebody sets it. `false` when nothing is yet.
+    pub(crate) fn take(&self, now_ms: u64) -> bool {
+        let mut state = self.state.lock();
+        let due = state.ms <= now_ms;
+        if due {
+            state.ms = u64::MAX;
+            self.due_ms.store(u64::MAX, Ordering::Relaxed);
+        }
+        due
+    }
+
+    /// Sleeps until what is due next, or until that changes; `for_ms` says how long the time until a moment is.
+    /// `false` once the timer was stopped.
+    pub(crate) fn sleep(&self, for_ms: impl FnOnce(u64) -> Option<Duration>) -> bool {
+        let state = self.state.lock();
+        if state.stopped {
+            return false;
+        }
+        let at_most = if state.ms == u64::MAX { None } else { for_ms(state.ms) };
+        let state = self.changed.wait_for(state, at_most);
+        !state.stopped
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_one();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            join(thread);
+        }
+    }
+}
+
+/// Those who wait for something that a helper makes, and what they are told of it.
+#[derive(Debug, Default)]
+pub(crate) struct Counter {
+    waiting: Mutex<Vec<Arc<Order>>>,
+}
+
+/// One who waits at the counter.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) bell: Bell,
+    outcome: Mutex<Result<(), Error>>,
+}
+
+impl Counter {
+    /// Takes an order. Whoever serves next answers it.
+    pub(crate) fn order(&self) -> Arc<Order> {
+        let order = Arc::new(Order { bell: Bell::new(), outcome: Mutex::new(Ok(())) });
+        self.waiting.lock().push(Arc::clone(&order));
+        order
+    }
+
+    pub(crate) fn is_waited_at(&self) -> bool {
+        !self.waiting.lock().is_empty()
+    }
+
+    /// Answers all orders.
+    pub(crate) fn serve(&self, outcome: &Result<(), Error>) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        for order in waiting {
+            *order.outcome.lock() = outcome.clone();
+            order.bell.ring();
+        }
+    }
+}
+
+impl Order {
+    /// What came of it, once the bell was rung.
+    pub(crate) fn outcome(&self) -> Result<(), Error> {
+        self.outcome.lock().clone()
     }
 }

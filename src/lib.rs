@@ -100,7 +100,7 @@ pub use crate::reservation::{
 };
 pub use crate::retention::Retention;
 pub use crate::stats::{OpenReport, Stats};
-pub use crate::store::{Failed, OnceError, Outcome, Reserve, Store};
+pub use crate::store::{Ask, Failed, OnceError, Outcome, Reserve, Store};
 
 /// The README's example compiles.
 #[cfg(doctest)]

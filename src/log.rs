@@ -10,6 +10,10 @@
 //!   `Sealed` has replaced it; and when nobody holds its old life. The header of the new life says so, and one of its
 //!   copies is durable before the other touches what the file said before.
 //! - A failed write poisons; a failed preparation of a segment promises nothing to anyone and is tried again.
+//! - Nobody makes a segment ready under the tail's lock: an append that finds none says so, and its caller makes one
+//!   ready, or has it made, before it tries again. So an append never waits for the disk.
+//!
+//! Order of locks: files, then tail, then the segment that is ready.
 
 use std::collections::VecDeque;
 use std::io;
@@ -89,6 +93,21 @@ pub(crate) struct Appended {
     pub(crate) housekeeping_due: bool,
 }
 
+/// Why a record was not appended. Nothing was written.
+#[derive(Debug)]
+pub(crate) enum NotAppended {
+    /// The segment is full and the next one is not ready: see [`Log::prepare_successor`].
+    NoRoom,
+    /// Anything else.
+    Failed(Error),
+}
+
+impl From<Error> for NotAppended {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// A segment that has served its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Over {
@@ -104,6 +123,8 @@ pub(crate) struct Log {
     /// `None` once the store is closed: then nothing of its files is mapped any more.
     tail: Mutex<Option<Tail>>,
     live: RwLock<Live>,
+    /// The tail's successor, if one was prepared. Only who holds `files` puts one here.
+    ready: Mutex<Option<Life>>,
     files: Mutex<Files>,
     /// Number of the oldest live segment. Release when it moves, Acquire in readers; a reader that holds a shard lock
     /// keeps what it found, since who moves it passes through every shard lock before a file is given away.
@@ -121,6 +142,8 @@ struct Tail {
     closing: bool,
     /// The helper was told that a successor will be needed.
     asked: bool,
+    /// What the successor must hold at least, in bytes of file: more than planned for a record that is very large.
+    needed_bytes: u64,
     /// Offset up to which pages were readied for writing.
     populated: u64,
 }
@@ -134,14 +157,11 @@ pub(crate) struct Live {
 
 #[derive(Debug)]
 struct Files {
-    prepared: Option<Life>,
     spares: Vec<Spare>,
     /// Lives that ended, and that somebody may still be looking at.
     retired: Vec<Arc<Life>>,
     /// The highest number that any header carries, so that no number is given twice.
     newest_number: u64,
-    /// Where the newest life begins: a successor for a place that the log has passed is not prepared.
-    newest_first_lsn: u64,
     /// The store is closed: nothing is mapped any more.
     closed: bool,
     next_index: u32,
@@ -198,11 +218,9 @@ impl Log {
     /// The failure to prepare the segment; nothing that was there before has changed.
     pub(crate) fn begin(run: Run, start: Start, chain: Vec<Arc<Life>>, past: Past) -> Result<Self, Error> {
         let mut files = Files {
-            prepared: None,
             spares: past.spares,
             retired: Vec::new(),
             newest_number: past.newest_number,
-            newest_first_lsn: 0,
             closed: false,
             next_index: past.next_index,
         };
@@ -214,6 +232,7 @@ impl Log {
             run,
             tail: Mutex::new(Some(Tail::new(life, start.role))),
             live: RwLock::new(live),
+            ready: Mutex::new(None),
             files: Mutex::new(files),
             oldest_live: AtomicU64::new(oldest_live),
         })
@@ -243,13 +262,13 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// `Closed`, `Poisoned`, and what the preparation of a further segment says (`Full`, `Io`): then nothing was
-    /// written. A failed write poisons the store.
-    pub(crate) fn append(&self, draft: &mut Draft, commit: &Commit) -> Result<Appended, Error> {
+    /// `NoRoom`; `Closed`, `Poisoned`; `Full` when the log has as many segments as can be told apart. A failed write
+    /// poisons the store.
+    pub(crate) fn append(&self, draft: &mut Draft, commit: &Commit) -> Result<Appended, NotAppended> {
         let mut tail = self.tail.lock();
         let tail = tail.as_mut().filter(|tail| !tail.closing).ok_or_else(Error::closed)?;
         if let Some(failure) = commit.failure() {
-            return Err(failure);
+            return Err(failure.into());
         }
         let mut rolled = false;
         while tail.offset + draft.len() as u64 + END_ROOM > tail.life.bytes {
@@ -263,6 +282,21 @@ impl Log {
         tail.asked |= asks;
         appended.housekeeping_due = rolled || asks;
         Ok(appended)
+    }
+
+    /// Appends a record, and makes the next segment ready first where there is none: for who may wait for the disk.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::append`] and [`Log::prepare_successor`].
+    pub(crate) fn append_patiently(&self, draft: &mut Draft, commit: &Commit) -> Result<Appended, Error> {
+        loop {
+            match self.append(draft, commit) {
+                Ok(appended) => return Ok(appended),
+                Err(NotAppended::NoRoom) => self.prepare_successor(commit)?,
+                Err(NotAppended::Failed(error)) => return Err(error),
+            }
+        }
     }
 
     /// Makes durable all that was appended before the call. Only [`Commit::wait`] calls it, one at a time.
@@ -304,15 +338,20 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// `Full` or `Io`; the roll will try again.
+    /// `Full` or `Io`; to be tried again.
     pub(crate) fn prepare_successor(&self, commit: &Commit) -> Result<(), Error> {
-        let Some(start) = self.tail.lock().as_ref().filter(|tail| tail.asked).map(|tail| self.successor(tail)) else {
-            return Ok(());
-        };
         let mut files = self.files.lock();
-        if files.prepared.is_none() && start.first_lsn > files.newest_first_lsn && !files.closed {
+        let (start, needed_bytes) = match self.tail.lock().as_ref() {
+            Some(tail) if tail.asked => (self.successor(tail), tail.needed_bytes),
+            Some(_) | None => return Ok(()),
+        };
+        // From here on the tail cannot roll, unless what is ready suits it.
+        let unfit = self.ready.lock().take_if(|life| life.first_lsn != start.first_lsn || life.bytes < needed_bytes);
+        files.spares.extend(unfit.map(|life| Spare { name: life.name, bytes: life.bytes }));
+        if self.ready.lock().is_none() && !files.closed {
+            let start = Start { bytes: start.bytes.max(needed_bytes), ..start };
             let life = files.prepare(&self.run, start, commit.durable(), self.oldest_live())?;
-            files.prepared = Some(life);
+            *self.ready.lock() = Some(life);
         }
         Ok(())
     }
@@ -354,8 +393,8 @@ impl Log {
         *self.live.write() = Live::default();
         let mut files = self.files.lock();
         files.closed = true;
-        files.prepared = None;
         files.retired.clear();
+        *self.ready.lock() = None;
     }
 
     /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it
@@ -399,28 +438,19 @@ impl Log {
     }
 
     /// Ends the tail's segment and begins the next, in which a record of `record_bytes` will fit.
-    fn roll(&self, tail: &mut Tail, record_bytes: u64, commit: &Commit) -> Result<(), Error> {
+    fn roll(&self, tail: &mut Tail, record_bytes: u64, commit: &Commit) -> Result<(), NotAppended> {
         if tail.life.number - self.oldest_live() >= LIVE_SPAN_MAX {
             let retry_after = Duration::from_secs(1);
-            return Err(Error::new(
-                ErrorKind::Full { retry_after },
-                "the log has as many segments as can be told apart",
-            ));
+            let problem = "the log has as many segments as can be told apart";
+            return Err(Error::new(ErrorKind::Full { retry_after }, problem).into());
         }
-        let needed = (format::DATA_START + record_bytes + END_ROOM).next_multiple_of(SEGMENT_BYTES_STEP);
-        let planned = self.successor(tail);
-        let start = Start { bytes: planned.bytes.max(needed), ..planned };
-        let next = {
-            let mut files = self.files.lock();
-            match files.prepared.take() {
-                Some(life) if life.first_lsn == start.first_lsn && life.bytes >= needed => life,
-                late => {
-                    // Prepared for a place that the log has rolled past meanwhile, or too small for this record:
-                    // nothing was ever written to it.
-                    files.spares.extend(late.map(|life| Spare { name: life.name, bytes: life.bytes }));
-                    files.prepare(&self.run, start, commit.durable(), self.oldest_live())?
-                }
-            }
+        let needed_bytes = (format::DATA_START + record_bytes + END_ROOM).next_multiple_of(SEGMENT_BYTES_STEP);
+        let end_lsn = tail.life.end_lsn();
+        let suits = |life: &mut Life| life.first_lsn == end_lsn && life.bytes >= needed_bytes;
+        let Some(next) = self.ready.lock().take_if(suits) else {
+            tail.asked = true;
+            tail.needed_bytes = tail.needed_bytes.max(needed_bytes);
+            return Err(NotAppended::NoRoom);
         };
         let next = Arc::new(next);
         let mut mark = Draft::next(&Next {
@@ -443,7 +473,16 @@ impl Log {
 impl Tail {
     fn new(life: Arc<Life>, role: Role) -> Self {
         let offset = format::DATA_START;
-        Self { life, offset, role, rolled: Vec::new(), closing: false, asked: false, populated: offset }
+        Self {
+            life,
+            offset,
+            role,
+            rolled: Vec::new(),
+            closing: false,
+            asked: false,
+            needed_bytes: 0,
+            populated: offset,
+        }
     }
 
     fn end(&self) -> u64 {
@@ -510,7 +549,6 @@ impl Files {
         // A file that failed here is left alone until the next opening: what its pages hold is no longer known.
         let failed = failed(&name);
         let life = Life::begin(data, name, &header).map_err(failed)?;
-        self.newest_first_lsn = start.first_lsn;
         // Files that are too small by now go, but only once a durable header says that nothing in them counts.
         if fits.is_none() {
             while let Some(small) = self.spares.pop() {

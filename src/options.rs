@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::retention::{
     DURATION_MS_MAX, Retention, checked_ms, checked_segment_bytes, planned_segment_bytes, segment_bytes_min,
 };
+use crate::state::{Lease, Policy};
 
 /// The largest `response_bytes_max`.
 pub(crate) const RESPONSE_BYTES_LIMIT: usize = 16 << 20;
@@ -34,14 +35,17 @@ pub enum Durability {
     /// cache. Power loss and a crash of the kernel may lose what was not yet synced, about a segment at most. No call
     /// waits for a sync.
     ProcessCrash,
+    /// As `ProcessCrash`, and whatever is written is synced in the background within this time: power loss loses at
+    /// most that and the time of one sync. For a whole store only. Above 0, to 100 years; rounded up to ms.
+    Interval(Duration),
 }
 
 impl Durability {
     /// The level that survives what either of the two survives.
     pub(crate) fn stronger(self, other: Self) -> Self {
         match (self, other) {
-            (Self::ProcessCrash, Self::ProcessCrash) => Self::ProcessCrash,
             (Self::PowerLoss, _) | (_, Self::PowerLoss) => Self::PowerLoss,
+            (Self::ProcessCrash | Self::Interval(_), Self::ProcessCrash | Self::Interval(_)) => Self::ProcessCrash,
         }
     }
 }
@@ -66,6 +70,32 @@ pub enum OnInterrupted {
     /// Takes over after a crash or a drop and says `Fresh`, with a new token and the next attempt. For work that may
     /// safely run twice. After a lapsed lease it still says `Interrupted`, since that owner may be at work.
     TakeOver,
+    /// As `TakeOver`, also after a lapsed lease: whoever held it may still be at work, and both may take effect. Of the
+    /// two, the store hears only the later one.
+    TakeOverLapsed,
+    /// Says `InFlight` for this long after the interruption, so that what was under way can land or come back; then as
+    /// `Surface`. After a crash, whose moment nobody knows, the time counts from the opening. Above 0, to 100 years;
+    /// rounded up to ms.
+    Hold(Duration),
+}
+
+impl OnInterrupted {
+    fn checked(self) -> Result<Self, Error> {
+        match self {
+            Self::Hold(held) => checked_ms("on_interrupted", held).map(|_| self),
+            Self::Surface | Self::TakeOver | Self::TakeOverLapsed => Ok(self),
+        }
+    }
+
+    /// The rule for one reserve at a store that was opened at `opened_ms`.
+    pub(crate) fn policy(self, opened_ms: u64) -> Policy {
+        match self {
+            Self::Surface => Policy::Surface,
+            Self::TakeOver => Policy::TakeOver { also_lapsed: false },
+            Self::TakeOverLapsed => Policy::TakeOver { also_lapsed: true },
+            Self::Hold(held) => Policy::Hold { ms: ms_rounded_up(held), opened_ms },
+        }
+    }
 }
 
 /// What dropping a reservation means, also in a panic.
@@ -83,10 +113,11 @@ pub enum OnDrop {
 ///
 /// | option | default | range | unit |
 /// |---|---|---|---|
-/// | [`durability`](Self::durability) | `PowerLoss` | | |
-/// | [`append_mode`](Self::append_mode) | `Positioned` for `PowerLoss`, `Mapped` for `ProcessCrash` | | |
+/// | [`durability`](Self::durability) | `PowerLoss` | `Interval`: above 0, to 100 years | rounded up to ms |
+/// | [`append_mode`](Self::append_mode) | `Positioned` for `PowerLoss`, else `Mapped` | | |
 /// | [`lease`](Self::lease) | 60 s | above 0, to 100 years | rounded up to ms |
-/// | [`on_interrupted`](Self::on_interrupted) | `Surface` | | |
+/// | [`renew_while_held`](Self::renew_while_held) | off | above 0, to 100 years | rounded up to ms |
+/// | [`on_interrupted`](Self::on_interrupted) | `Surface` | `Hold`: above 0, to 100 years | rounded up to ms |
 /// | [`on_drop`](Self::on_drop) | `Interrupt` | | |
 /// | [`retention`](Self::retention) | 24 h at 200 keys/s | see [`Retention`] | |
 /// | [`response_bytes`](Self::response_bytes) | 1 KiB, or the maximum if less | 0 to the maximum | bytes |
@@ -112,6 +143,7 @@ pub struct Options {
     durability: Durability,
     append_mode: Option<AppendMode>,
     lease: Duration,
+    renew_while_held: Option<Duration>,
     on_interrupted: OnInterrupted,
     on_drop: OnDrop,
     retention: Retention,
@@ -130,6 +162,7 @@ impl Options {
             durability: Durability::default(),
             append_mode: None,
             lease: LEASE,
+            renew_while_held: None,
             on_interrupted: OnInterrupted::default(),
             on_drop: OnDrop::default(),
             retention: Retention::default(),
@@ -159,6 +192,15 @@ impl Options {
     /// Choose it longer than the work usually takes. A late completion still counts if nobody took over.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
+    }
+
+    /// A reservation renews its own lease for as long as it is held, at most until this long after it was made. Default
+    /// off; above 0, to 100 years; rounded up to whole milliseconds.
+    ///
+    /// For work whose length is hard to foresee: the lease can be short, so that others are told of little waiting, and
+    /// the bound says when a holder that hangs no longer counts as running. It writes nothing.
+    pub fn renew_while_held(self, at_most: Duration) -> Self {
+        Self { renew_while_held: Some(at_most), ..self }
     }
 
     /// What `reserve` answers for a key whose owner never finished. Default [`OnInterrupted::Surface`].
@@ -234,14 +276,20 @@ impl Options {
         if clock_jump_max_ms > DURATION_MS_MAX {
             return Err(Error::invalid_option("clock_jump_max", "must not be longer than 100 years"));
         }
+        let (durability, sync_every_ms, mode) = match self.durability {
+            Durability::PowerLoss => (Durability::PowerLoss, None, AppendMode::Positioned),
+            Durability::ProcessCrash => (Durability::ProcessCrash, None, AppendMode::Mapped),
+            Durability::Interval(every) => {
+                (Durability::ProcessCrash, Some(checked_ms("durability", every)?), AppendMode::Mapped)
+            }
+        };
+        let while_held_ms = self.renew_while_held.map(|max| checked_ms("renew_while_held", max)).transpose()?;
         Ok(Checked {
-            durability: self.durability,
-            append_mode: self.append_mode.unwrap_or(match self.durability {
-                Durability::PowerLoss => AppendMode::Positioned,
-                Durability::ProcessCrash => AppendMode::Mapped,
-            }),
-            lease_ms: checked_ms("lease", self.lease)?,
-            on_interrupted: self.on_interrupted,
+            durability,
+            sync_every_ms,
+            append_mode: self.append_mode.unwrap_or(mode),
+            lease: Lease { ms: checked_ms("lease", self.lease)?, while_held_ms: while_held_ms.unwrap_or(0) },
+            on_interrupted: self.on_interrupted.checked()?,
             on_drop: self.on_drop,
             retention_ms,
             keys,
@@ -280,9 +328,12 @@ impl Default for Options {
 /// [`Options`] that have been checked: every number is within its range.
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
+    /// Which of the two levels that a record can be of; `Interval` is the lower one and `sync_every_ms`.
     pub(crate) durability: Durability,
+    /// How long what is written may wait for a sync that nobody asked for.
+    pub(crate) sync_every_ms: Option<u64>,
     pub(crate) append_mode: AppendMode,
-    pub(crate) lease_ms: u64,
+    pub(crate) lease: Lease,
     pub(crate) on_interrupted: OnInterrupted,
     pub(crate) on_drop: OnDrop,
     /// The window.
@@ -347,7 +398,7 @@ impl ReserveOptions {
         Self { lease: Some(lease), ..self }
     }
 
-    /// Which crash this reservation and its completion survive.
+    /// Which crash this reservation and its completion survive: `PowerLoss` or `ProcessCrash`.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability: Some(durability), ..self }
     }
@@ -384,11 +435,15 @@ impl ReserveOptions {
             let problem = format!("is {retention_ms} ms, longer than the store's window of {} ms", store.retention_ms);
             return Err(Error::invalid_option("retention", problem));
         }
+        if let Some(Durability::Interval(_)) = self.durability {
+            return Err(Error::invalid_option("durability", "of one call is `PowerLoss` or `ProcessCrash`"));
+        }
+        let lease_ms = self.lease.map_or(Ok(store.lease.ms), |lease| checked_ms("lease", lease))?;
         Ok(CheckedReserve {
             retention_ms,
-            lease_ms: self.lease.map_or(Ok(store.lease_ms), |lease| checked_ms("lease", lease))?,
+            lease: Lease { ms: lease_ms, ..store.lease },
             durability: self.durability.unwrap_or(store.durability),
-            on_interrupted: self.on_interrupted.unwrap_or(store.on_interrupted),
+            on_interrupted: self.on_interrupted.unwrap_or(store.on_interrupted).checked()?,
             on_drop: self.on_drop.unwrap_or(store.on_drop),
             wait_ms: ms_rounded_up(self.wait).min(DURATION_MS_MAX),
             issued_at_ms: self.issued_at.map(unix_ms),
@@ -401,7 +456,7 @@ impl ReserveOptions {
 pub(crate) struct CheckedReserve {
     /// At most the store's window.
     pub(crate) retention_ms: u64,
-    pub(crate) lease_ms: u64,
+    pub(crate) lease: Lease,
     pub(crate) durability: Durability,
     pub(crate) on_interrupted: OnInterrupted,
     pub(crate) on_drop: OnDrop,
@@ -448,7 +503,7 @@ mod tests {
         let checked = accepted(Options::default());
         assert_eq!(checked.durability, Durability::PowerLoss);
         assert_eq!(checked.append_mode, AppendMode::Positioned);
-        assert_eq!(checked.lease_ms, 60_000);
+        assert_eq!(checked.lease, Lease { ms: 60_000, while_held_ms: 0 });
         assert_eq!(checked.on_interrupted, OnInterrupted::Surface);
         assert_eq!(checked.on_drop, OnDrop::Interrupt);
         assert_eq!(checked.retention_ms, 86_400_000);
@@ -473,10 +528,10 @@ mod tests {
     fn the_lease_is_checked_at_its_limits() {
         let lease = |lease| Options::new().lease(lease);
         refused(lease(Duration::ZERO), "lease");
-        assert_eq!(accepted(lease(NANOSECOND)).lease_ms, 1);
-        assert_eq!(accepted(lease(Duration::from_nanos(1_000_001))).lease_ms, 2);
-        assert_eq!(accepted(lease(LONGEST - NANOSECOND)).lease_ms, DURATION_MS_MAX);
-        assert_eq!(accepted(lease(LONGEST)).lease_ms, DURATION_MS_MAX);
+        assert_eq!(accepted(lease(NANOSECOND)).lease.ms, 1);
+        assert_eq!(accepted(lease(Duration::from_nanos(1_000_001))).lease.ms, 2);
+        assert_eq!(accepted(lease(LONGEST - NANOSECOND)).lease.ms, DURATION_MS_MAX);
+        assert_eq!(accepted(lease(LONGEST)).lease.ms, DURATION_MS_MAX);
         refused(lease(LONGEST + NANOSECOND), "lease");
         refused(lease(Duration::MAX), "lease");
     }
@@ -573,7 +628,7 @@ mod tests {
         let inherited = ReserveOptions::new().validate(&store).unwrap();
         let expected = CheckedReserve {
             retention_ms: 86_400_000,
-            lease_ms: 60_000,
+            lease: Lease { ms: 60_000, while_held_ms: 0 },
             durability: Durability::PowerLoss,
             on_interrupted: OnInterrupted::TakeOver,
             on_drop: OnDrop::Release,
@@ -591,7 +646,7 @@ mod tests {
             .issued_at(UNIX_EPOCH + Duration::from_millis(8));
         let expected = CheckedReserve {
             retention_ms: 5000,
-            lease_ms: 6000,
+            lease: Lease { ms: 6000, while_held_ms: 0 },
             durability: Durability::ProcessCrash,
             on_interrupted: OnInterrupted::Surface,
             on_drop: OnDrop::Interrupt,
@@ -615,8 +670,8 @@ mod tests {
         assert_names(retention(Duration::MAX), "retention");
         let lease = |lease| check(ReserveOptions::new().lease(lease));
         assert_names(lease(Duration::ZERO), "lease");
-        assert_eq!(lease(NANOSECOND).unwrap().lease_ms, 1);
-        assert_eq!(lease(LONGEST).unwrap().lease_ms, DURATION_MS_MAX);
+        assert_eq!(lease(NANOSECOND).unwrap().lease.ms, 1);
+        assert_eq!(lease(LONGEST).unwrap().lease.ms, DURATION_MS_MAX);
         assert_names(lease(LONGEST + NANOSECOND), "lease");
         assert_names(lease(Duration::MAX), "lease");
         let wait_ms = |wait| check(ReserveOptions::new().wait(wait)).unwrap().wait_ms;

@@ -268,7 +268,7 @@ fn recover(
     let digest = copy(above, &mut table, &log, &commit, forget_expired, &mut report)?;
     replaced.forget_below(kept.first().map_or(survey.next_first_lsn, |life| life.first_lsn));
     let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
-    let end = log.append(&mut seal, &commit)?.end;
+    let end = log.append_patiently(&mut seal, &commit)?.end;
     commit.wait(end, &|| log.sync())?;
     write_store_file(&*storage, &StoreFile { run_number: log.newest_number(), ..*store })?;
 
@@ -309,7 +309,7 @@ fn copy<'a>(
             continue;
         }
         draft.refill(&record);
-        let copy = log.append(&mut draft, commit)?.address;
+        let copy = log.append_patiently(&mut draft, commit)?.address;
         let live = log.live().read();
         let written = live.get(copy.segment).expect("what was just appended is alive");
         copies.add(written.record(copy.offset));

@@ -9,15 +9,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use self::handles::Question;
+pub(crate) use self::handles::{Asked, Question};
 pub use self::handles::{Body, InFlight, Interrupted, KeyInfo, KeyState, Mismatch, Response, TooOld};
-use crate::engine::{Acted, Engine};
+use crate::engine::{Acted, Begun, Engine, RestsOn};
 use crate::error::Error;
 use crate::format::Cause;
 use crate::key::{Fingerprint, Key, Token};
 use crate::options::OnDrop;
 use crate::retention::checked_ms;
 use crate::state::{Answer, Call, State};
+use crate::wait::{Caller, now};
 
 /// Whether an act of an owner took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,16 +59,32 @@ struct Held {
 }
 
 impl Held {
-    fn renew(&self, lease: Duration) -> Result<Completion, Error> {
+    async fn renew(&self, lease: Duration, caller: Caller) -> Result<Completion, Error> {
         let lease_ms = checked_ms("lease", lease)?;
-        let call = Call::Renew { token: self.token.to_u64(), lease_ms };
-        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, &[])?))
+        self.act(Call::Renew { token: self.token.to_u64(), lease_ms }, &[], caller).await
     }
 
-    fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
+    async fn save_checkpoint(&self, bytes: &[u8], caller: Caller) -> Result<Completion, Error> {
         let call = Call::SaveCheckpoint { token: self.token.to_u64(), lease_ms: self.lease_ms };
-        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, bytes)?))
+        self.act(call, bytes, caller).await
     }
+
+    async fn act(&self, call: Call, given: &[u8], caller: Caller) -> Result<Completion, Error> {
+        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, given, caller).await?))
+    }
+}
+
+/// What becomes of a reservation that is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Its caller has seen it.
+    Seen(OnDrop),
+    /// Nobody was told of it yet, so no work can have begun.
+    Unseen,
+    /// Nobody was told that it was reattached: it is detached again.
+    UnseenReattached,
+    /// An act has ended it; nothing is left to be done.
+    Ended,
 }
 
 /// The ownership of a key while its work is done.
@@ -81,13 +98,11 @@ impl Held {
 #[must_use = "dropping a reservation at once leaves its key interrupted"]
 pub struct Reservation {
     held: Arc<Held>,
-    on_drop: OnDrop,
-    /// An act has ended the reservation; nothing is left for drop.
-    ended: bool,
+    ending: Ending,
 }
 
 impl Reservation {
-    pub(crate) fn new(engine: &Arc<Engine>, key: &Key, acted: &Acted, lease_ms: u64, on_drop: OnDrop) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>, key: &Key, acted: &Acted, lease_ms: u64, ending: Ending) -> Self {
         let State::InFlight(owned) = &acted.state else {
             panic!("a reservation is made of a key in flight alone");
         };
@@ -101,7 +116,13 @@ impl Reservation {
             lease_ms,
             checkpoint: Arc::clone(&acted.payload),
         };
-        Self { held: Arc::new(held), on_drop, ended: false }
+        Self { held: Arc::new(held), ending }
+    }
+
+    /// Its caller is about to be told of it.
+    pub(crate) fn seen(mut self, on_drop: OnDrop) -> Self {
+        self.ending = Ending::Seen(on_drop);
+        self
     }
 
     /// The key.
@@ -147,7 +168,18 @@ impl Reservation {
     /// [`NotStored`] gives the reservation back: `TooLarge` for more than `response_bytes_max` bytes (complete again,
     /// with less), `Full`, `Poisoned`, `Closed`, `Io`.
     pub fn complete(self, response: &[u8]) -> Result<Completion, NotStored> {
-        self.finish(response, true)
+        now(self.finish(response, true, Caller::Thread))
+    }
+
+    /// As [`complete`](Self::complete), for a task. Dropped once it was polled, it has stored the response or leaves
+    /// the key interrupted.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    pub fn complete_async(self, response: &[u8]) -> impl Future<Output = Result<Completion, NotStored>> + Send + use<> {
+        let response = response.to_vec();
+        async move { self.finish(&response, true, Caller::Task).await }
     }
 
     /// Stores that the work is done, but not its response. `reference` says where the answer can be found, if anywhere.
@@ -156,15 +188,40 @@ impl Reservation {
     ///
     /// As [`complete`](Self::complete).
     pub fn complete_without_body(self, reference: &[u8]) -> Result<Completion, NotStored> {
-        self.finish(reference, false)
+        now(self.finish(reference, false, Caller::Thread))
     }
 
-    fn finish(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
+    /// As [`complete_without_body`](Self::complete_without_body), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    pub fn complete_without_body_async(
+        self,
+        reference: &[u8],
+    ) -> impl Future<Output = Result<Completion, NotStored>> + Send + use<> {
+        let reference = reference.to_vec();
+        async move { self.finish(&reference, false, Caller::Task).await }
+    }
+
+    pub(crate) async fn finish(self, bytes: &[u8], body_kept: bool, caller: Caller) -> Result<Completion, NotStored> {
+        let finishing = self.begin_to_finish(bytes, body_kept, caller).await?;
+        finishing.settle(caller).await
+    }
+
+    /// Stores the response, all but the wait until it is durable.
+    pub(crate) async fn begin_to_finish(
+        mut self,
+        bytes: &[u8],
+        body_kept: bool,
+        caller: Caller,
+    ) -> Result<Finishing, NotStored> {
         let call = Call::Complete { token: self.token().to_u64(), body_kept };
-        match self.held.engine.call_with(&self.held.key, call, bytes) {
-            Ok(acted) => {
-                self.ended = true;
-                Ok(Completion::of(&acted))
+        match self.held.engine.begin_call(&self.held.key, call, bytes, caller).await {
+            Ok(begun) => {
+                // From here on the response stands in the log, and a drop has nothing to add.
+                let seen = std::mem::replace(&mut self.ending, Ending::Ended);
+                Ok(Finishing { reservation: self, seen, begun })
             }
             Err(error) => Err(NotStored { error, reservation: self }),
         }
@@ -176,16 +233,30 @@ impl Reservation {
     /// # Errors
     ///
     /// `Full`, `Poisoned`, `Closed`, `Io`: the key is interrupted then.
-    pub fn release(mut self) -> Result<Completion, Error> {
+    pub fn release(self) -> Result<Completion, Error> {
+        now(self.give_back(Caller::Thread))
+    }
+
+    /// As [`release`](Self::release), for a task. Dropped before it was polled, it leaves the key interrupted.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn release_async(self) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        self.give_back(Caller::Task)
+    }
+
+    pub(crate) async fn give_back(mut self, caller: Caller) -> Result<Completion, Error> {
         let call = Call::Release { token: self.token().to_u64() };
-        let acted = self.held.engine.call(&self.held.key, call)?;
-        self.ended = true;
-        Ok(Completion::of(&acted))
+        let begun = self.held.engine.begin_call(&self.held.key, call, &[], caller).await?;
+        self.ending = Ending::Ended;
+        self.held.engine.settle(begun.rests_on, caller).await?;
+        Ok(Completion::of(&begun.acted))
     }
 
     /// Says that the outcome is unknown. Dropping the reservation does the same by default.
-    pub fn interrupt(mut self) {
-        self.on_drop = OnDrop::Interrupt;
+    pub fn interrupt(self) {
+        drop(self.seen(OnDrop::Interrupt));
     }
 
     /// Extends the lease to `lease` from now. Writes nothing in the normal case.
@@ -194,7 +265,16 @@ impl Reservation {
     ///
     /// `InvalidOptions` for a lease of 0 or over 100 years; `Full`, `Poisoned`, `Closed`, `Io`.
     pub fn renew(&self, lease: Duration) -> Result<Completion, Error> {
-        self.held.renew(lease)
+        now(self.held.renew(lease, Caller::Thread))
+    }
+
+    /// As [`renew`](Self::renew), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`renew`](Self::renew).
+    pub fn renew_async(&self, lease: Duration) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        self.attempt_view().renew_async(lease)
     }
 
     /// Stores how far the work has come, in place of what was stored before. It is handed to whoever goes on after an
@@ -204,7 +284,19 @@ impl Reservation {
     ///
     /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`; what was stored before stays.
     pub fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
-        self.held.save_checkpoint(bytes)
+        now(self.held.save_checkpoint(bytes, Caller::Thread))
+    }
+
+    /// As [`save_checkpoint`](Self::save_checkpoint), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`save_checkpoint`](Self::save_checkpoint).
+    pub fn save_checkpoint_async(
+        &self,
+        bytes: &[u8],
+    ) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        self.attempt_view().save_checkpoint_async(bytes)
     }
 
     /// Lets the work go on elsewhere, in another process or a later run: the lease becomes durable, and
@@ -213,14 +305,31 @@ impl Reservation {
     /// # Errors
     ///
     /// [`NotStored`] gives the reservation back; its source says `Superseded` when it was no longer the latest.
-    pub fn detach(mut self, lease: Duration) -> Result<Token, NotStored> {
+    pub fn detach(self, lease: Duration) -> Result<Token, NotStored> {
+        now(self.hand_on(lease, Caller::Thread))
+    }
+
+    /// As [`detach`](Self::detach), for a task. Dropped before it is ready, it leaves the key interrupted.
+    ///
+    /// # Errors
+    ///
+    /// As [`detach`](Self::detach).
+    pub fn detach_async(self, lease: Duration) -> impl Future<Output = Result<Token, NotStored>> + Send + use<> {
+        self.hand_on(lease, Caller::Task)
+    }
+
+    async fn hand_on(mut self, lease: Duration, caller: Caller) -> Result<Token, NotStored> {
         let token = self.token();
-        let detached = checked_ms("lease", lease).and_then(|lease_ms| {
-            self.held.engine.call(&self.held.key, Call::Detach { token: token.to_u64(), lease_ms })
-        });
+        let detached = match checked_ms("lease", lease) {
+            Ok(lease_ms) => {
+                let call = Call::Detach { token: token.to_u64(), lease_ms };
+                self.held.engine.call(&self.held.key, call, &[], caller).await
+            }
+            Err(error) => Err(error),
+        };
         match detached {
             Ok(acted) if acted.answer == Answer::Done => {
-                self.ended = true;
+                self.ending = Ending::Ended;
                 Ok(token)
             }
             Ok(_) => Err(NotStored { error: Error::superseded(), reservation: self }),
@@ -229,15 +338,38 @@ impl Reservation {
     }
 }
 
+/// A response that stands in the log and may have to wait until it is durable.
+pub(crate) struct Finishing {
+    reservation: Reservation,
+    /// How the reservation ends if that fails.
+    seen: Ending,
+    begun: Begun,
+}
+
+impl Finishing {
+    pub(crate) fn rests_on(&self) -> Option<RestsOn> {
+        self.begun.rests_on
+    }
+
+    pub(crate) async fn settle(mut self, caller: Caller) -> Result<Completion, NotStored> {
+        match self.reservation.held.engine.settle(self.begun.rests_on, caller).await {
+            Ok(()) => Ok(Completion::of(&self.begun.acted)),
+            Err(error) => {
+                self.reservation.ending = self.seen;
+                Err(NotStored { error, reservation: self.reservation })
+            }
+        }
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
         let token = self.held.token.to_u64();
-        let call = match self.on_drop {
-            OnDrop::Interrupt => Call::Interrupt { token, cause: Cause::Dropped },
-            OnDrop::Release => Call::Release { token },
+        let call = match self.ending {
+            Ending::Ended => return,
+            Ending::Seen(OnDrop::Interrupt) => Call::Interrupt { token, cause: Cause::Dropped },
+            Ending::Seen(OnDrop::Release) | Ending::Unseen => Call::Release { token },
+            Ending::UnseenReattached => Call::Detach { token, lease_ms: self.held.lease_ms },
         };
         if self.held.engine.drop_guard(&self.held.key, call).is_err() {
             // Nothing could be written, so the guard is taken off in memory alone: the key reads as interrupted.
@@ -289,7 +421,17 @@ impl Attempt {
     ///
     /// As [`Reservation::renew`].
     pub fn renew(&self, lease: Duration) -> Result<Completion, Error> {
-        self.held.renew(lease)
+        now(self.held.renew(lease, Caller::Thread))
+    }
+
+    /// As [`renew`](Self::renew), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::renew`].
+    pub fn renew_async(&self, lease: Duration) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        let held = Arc::clone(&self.held);
+        async move { held.renew(lease, Caller::Task).await }
     }
 
     /// As [`Reservation::save_checkpoint`]; `Superseded` once the reservation has ended.
@@ -298,7 +440,20 @@ impl Attempt {
     ///
     /// As [`Reservation::save_checkpoint`].
     pub fn save_checkpoint(&self, bytes: &[u8]) -> Result<Completion, Error> {
-        self.held.save_checkpoint(bytes)
+        now(self.held.save_checkpoint(bytes, Caller::Thread))
+    }
+
+    /// As [`save_checkpoint`](Self::save_checkpoint), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::save_checkpoint`].
+    pub fn save_checkpoint_async(
+        &self,
+        bytes: &[u8],
+    ) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        let (held, bytes) = (Arc::clone(&self.held), bytes.to_vec());
+        async move { held.save_checkpoint(&bytes, Caller::Task).await }
     }
 
     /// The key to send on to the receiver of the effect, so that it can refuse to have it twice: see

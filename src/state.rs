@@ -12,7 +12,7 @@
 //!
 //! | event | Absent | InFlight | Interrupted | Done |
 //! |---|---|---|---|---|
-//! | reserve, same fingerprint | InFlight: `Fresh`; or `TooOld` | `InFlight` | `Interrupted`; by policy InFlight: `Fresh`, attempt + 1, new token | `Replay` |
+//! | reserve, same fingerprint | InFlight: `Fresh`; or `TooOld` | `InFlight` | `Interrupted`; by policy InFlight: `Fresh`, attempt + 1, new token; or `InFlight` while held | `Replay` |
 //! | reserve, other fingerprint | as above | `Mismatch` | `Mismatch` | `Mismatch` |
 //! | complete, latest token | `Superseded` | Done | Done | `Superseded` |
 //! | save checkpoint / renew / detach, latest token | `Superseded` | stays | InFlight again | `Superseded` |
@@ -82,6 +82,54 @@ pub(crate) struct Guard {
     pub(crate) id: u64,
     /// The lease in memory; a renewal writes nothing as long as the record's `kept_until` leaves room.
     pub(crate) lease_end_ms: u64,
+    /// What it is to be held for, from the moment at which it was made.
+    lease: Lease,
+    /// Until when it renews itself.
+    renews_until_ms: u64,
+}
+
+/// How long an owner counts as running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// Without a renewal.
+    pub(crate) ms: u64,
+    /// A living guard renews its lease by itself until this long after it was made; 0: it does not.
+    pub(crate) while_held_ms: u64,
+}
+
+impl Lease {
+    /// When it ends, counted from `now_ms`, if nothing is renewed by hand and the guard lives.
+    fn last_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add(self.ms.max(self.while_held_ms))
+    }
+}
+
+impl Guard {
+    /// A guard that is made at `now_ms`.
+    pub(crate) fn new(id: u64, lease: Lease, now_ms: u64) -> Self {
+        let renews_until_ms = now_ms.saturating_add(lease.while_held_ms);
+        Self { id, lease_end_ms: now_ms.saturating_add(lease.ms), lease, renews_until_ms }
+    }
+
+    /// When the lease ends, as of `now_ms`. A guard that renews itself needs nobody to do it: it has a whole lease left
+    /// at every moment, up to its bound.
+    pub(crate) fn lease_end_ms(&self, now_ms: u64) -> u64 {
+        let renewed_ms = now_ms.saturating_add(self.lease.ms).min(self.renews_until_ms);
+        self.lease_end_ms.max(renewed_ms)
+    }
+
+    /// When the lease lapses unless it is renewed by hand.
+    pub(crate) fn lapses_ms(&self) -> u64 {
+        self.lease_end_ms.max(self.renews_until_ms)
+    }
+
+    /// The lease begins anew at `now_ms`, as far as the key is kept anyway.
+    pub(crate) fn begin_anew(&mut self, now_ms: u64, owned: &Owned) {
+        let lease_end_ms_max = owned.kept_until_ms.saturating_sub(owned.retention_ms);
+        *self = Self::new(self.id, self.lease, now_ms);
+        self.lease_end_ms = self.lease_end_ms.min(lease_end_ms_max);
+        self.renews_until_ms = self.renews_until_ms.min(lease_end_ms_max);
+    }
 }
 
 impl State {
@@ -99,7 +147,7 @@ impl State {
             State::Interrupted(owned, stop) => State::Interrupted(owned, stop),
             State::InFlight(owned) => {
                 let lease_end_ms = match guard {
-                    Some(guard) => guard.lease_end_ms,
+                    Some(guard) => guard.lease_end_ms(now_ms),
                     None if owned.detached => owned.lease_end_ms,
                     None => {
                         let stop = Stop { cause: Cause::Crash, since_ms: owned.reserved_ms };
@@ -128,39 +176,75 @@ impl State {
 
 /// What a reserve asks for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct Terms {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) retention_ms: u64,
-    pub(crate) lease_ms: u64,
+    pub(crate) lease: Lease,
     pub(crate) durability: Durability,
-    /// Become the next owner of a key whose owner is known to be gone.
-    pub(crate) take_over: bool,
-    /// When the client made the key; older than the retention means that the key may already have been forgotten.
-    pub(crate) issued_at_ms: Option<u64>,
+    pub(crate) policy: Policy,
+    /// The client made the key so long ago that it may already have been forgotten.
+    pub(crate) too_old: bool,
+}
+
+/// What a reserve is to make of a key whose owner never finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Surface,
+    /// Become the next owner, if the one before is known to be gone or, where that is said, its lease has lapsed.
+    TakeOver {
+        also_lapsed: bool,
+    },
+    /// The key counts as running for this long after it was interrupted. Nobody knows when a crash came, but that it
+    /// came before the store was opened.
+    Hold {
+        ms: u64,
+        opened_ms: u64,
+    },
+}
+
+impl Policy {
+    /// Until when an interrupted key counts as running; 0: not at all.
+    pub(crate) fn holds_until_ms(&self, stop: &Stop) -> u64 {
+        match (self, stop.cause) {
+            (Self::Surface | Self::TakeOver { .. }, _) => 0,
+            (Self::Hold { ms, opened_ms }, Cause::Crash) => opened_ms.saturating_add(*ms),
+            (Self::Hold { ms, .. }, Cause::Dropped | Cause::LeaseLapsed) => stop.since_ms.saturating_add(*ms),
+        }
+    }
+
+    fn takes_over(&self, cause: Cause) -> bool {
+        match (self, cause) {
+            (Self::TakeOver { .. }, Cause::Crash | Cause::Dropped) => true,
+            // The owner of a lapsed lease may still be at work.
+            (Self::TakeOver { also_lapsed }, Cause::LeaseLapsed) => *also_lapsed,
+            (Self::Surface | Self::Hold { .. }, Cause::Crash | Cause::Dropped | Cause::LeaseLapsed) => false,
+        }
+    }
 }
 
 /// A call that acts on one key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
-    Reserve(Ask),
+    Reserve(Terms),
     Complete { token: u64, body_kept: bool },
     SaveCheckpoint { token: u64, lease_ms: u64 },
     Renew { token: u64, lease_ms: u64 },
     Detach { token: u64, lease_ms: u64 },
     Release { token: u64 },
     Interrupt { token: u64, cause: Cause },
-    Reattach { token: u64, lease_ms: u64, guard_lives: bool },
-    TakeOver { token: u64, lease_ms: u64, durability: Durability },
+    Reattach { token: u64, lease: Lease, guard_lives: bool },
+    TakeOver { token: u64, lease: Lease, durability: Durability },
     Resolve { token: u64, body_kept: bool },
     ReleaseInterrupted { token: u64 },
     Forget,
 }
 
 impl Call {
-    /// Whether its caller becomes the owner of the key when the call has written its record.
-    pub(crate) fn makes_an_owner(&self) -> bool {
+    /// The lease of the guard that its caller gets when the call has written its record; `None`: it gets none.
+    pub(crate) fn makes_an_owner(&self) -> Option<Lease> {
         match self {
-            Self::Reserve(_) | Self::TakeOver { .. } | Self::Reattach { .. } => true,
+            Self::Reserve(terms) => Some(terms.lease),
+            Self::TakeOver { lease, .. } | Self::Reattach { lease, .. } => Some(*lease),
             Self::Complete { .. }
             | Self::SaveCheckpoint { .. }
             | Self::Renew { .. }
@@ -169,7 +253,7 @@ impl Call {
             | Self::Interrupt { .. }
             | Self::Resolve { .. }
             | Self::ReleaseInterrupted { .. }
-            | Self::Forget => false,
+            | Self::Forget => None,
         }
     }
 }
@@ -269,16 +353,18 @@ fn standing(state: &State, token: u64) -> Standing<'_> {
 /// Decides what `call` does to a key in `state` (as observed at `now_ms`).
 pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
     match *call {
-        Call::Reserve(ask) => reserve(state, &ask, now_ms),
+        Call::Reserve(terms) => reserve(state, &terms, now_ms),
         Call::Complete { token, body_kept } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) => done(owned, body_kept, now_ms),
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
         Call::SaveCheckpoint { token, lease_ms } => match standing(state, token) {
-            Standing::Running(owned) => Decision::write(Answer::Done, reserved(*owned, Carry::Given)),
+            Standing::Running(owned) => {
+                Decision::write(Answer::Done, reserved(*owned, owned.lease_end_ms, Carry::Given))
+            }
             Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Given))
+                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, lease_end_ms, Carry::Given))
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -288,7 +374,10 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             }
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
-                Decision::write(Answer::Done, reserved(Owned { lease_end_ms, ..*owned }, Carry::Checkpoint))
+                Decision::write(
+                    Answer::Done,
+                    reserved(Owned { lease_end_ms, ..*owned }, lease_end_ms, Carry::Checkpoint),
+                )
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -296,7 +385,7 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let lease_end_ms = now_ms.saturating_add(lease_ms);
                 let owned = Owned { lease_end_ms, detached: true, ..*owned };
-                Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
+                Decision::write(Answer::Done, reserved(owned, lease_end_ms, Carry::Checkpoint))
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -308,22 +397,29 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
         Call::Interrupt { token, cause } => match standing(state, token) {
-            Standing::Running(owned) | Standing::Stopped(owned) => interrupted(owned, cause, now_ms),
+            Standing::Running(owned) | Standing::Stopped(owned) => {
+                let since_ms = match cause {
+                    // Also when that is said late.
+                    Cause::LeaseLapsed => owned.lease_end_ms.min(now_ms),
+                    Cause::Crash | Cause::Dropped => now_ms,
+                };
+                interrupted(owned, cause, since_ms)
+            }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
-        Call::Reattach { token, lease_ms, guard_lives } => match standing(state, token) {
+        Call::Reattach { token, lease, guard_lives } => match standing(state, token) {
             Standing::Running(_) | Standing::Stopped(_) if guard_lives => Decision::only(Answer::InFlight),
             Standing::Running(owned) | Standing::Stopped(owned) if owned.detached => {
-                let lease_end_ms = now_ms.saturating_add(lease_ms);
+                let lease_end_ms = now_ms.saturating_add(lease.ms);
                 let owned = Owned { lease_end_ms, detached: false, ..*owned };
-                Decision::write(Answer::Done, reserved(owned, Carry::Checkpoint))
+                Decision::write(Answer::Done, reserved(owned, lease.last_ms(now_ms), Carry::Checkpoint))
             }
             Standing::Running(_) | Standing::Stopped(_) | Standing::Superseded => Decision::only(Answer::Superseded),
         },
-        Call::TakeOver { token, lease_ms, durability } => match standing(state, token) {
+        Call::TakeOver { token, lease, durability } => match standing(state, token) {
             Standing::Stopped(owned) => {
                 let durability = owned.durability.stronger(durability);
-                taken_over(owned, owned.retention_ms, lease_ms, durability, now_ms)
+                taken_over(owned, owned.retention_ms, lease, durability, now_ms)
             }
             Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -377,43 +473,38 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
     }
 }
 
-fn reserve(state: &State, ask: &Ask, now_ms: u64) -> Decision {
+fn reserve(state: &State, terms: &Terms, now_ms: u64) -> Decision {
     match state {
-        State::Absent if ask.issued_at_ms.is_some_and(|issued| issued.saturating_add(ask.retention_ms) < now_ms) => {
-            Decision::only(Answer::TooOld)
-        }
+        State::Absent if terms.too_old => Decision::only(Answer::TooOld),
         State::Absent => {
-            let lease_end_ms = now_ms.saturating_add(ask.lease_ms);
             let owned = Owned {
                 token: 0,
                 attempt: 1,
-                fingerprint: ask.fingerprint,
+                fingerprint: terms.fingerprint,
                 first_seen_ms: now_ms,
                 reserved_ms: now_ms,
-                lease_end_ms,
-                retention_ms: ask.retention_ms,
+                lease_end_ms: now_ms.saturating_add(terms.lease.ms),
+                retention_ms: terms.retention_ms,
                 kept_until_ms: 0,
-                durability: ask.durability,
+                durability: terms.durability,
                 detached: false,
             };
-            Decision::write(Answer::Fresh, reserved(owned, Carry::Nothing))
+            Decision::write(Answer::Fresh, reserved(owned, terms.lease.last_ms(now_ms), Carry::Nothing))
         }
         State::InFlight(Owned { fingerprint, .. })
         | State::Interrupted(Owned { fingerprint, .. }, _)
         | State::Done(Finished { fingerprint, .. })
-            if *fingerprint != ask.fingerprint =>
+            if *fingerprint != terms.fingerprint =>
         {
             Decision::only(Answer::Mismatch)
         }
         State::InFlight(_) => Decision::only(Answer::InFlight),
-        State::Interrupted(owned, stop) => match stop.cause {
-            Cause::Crash | Cause::Dropped if ask.take_over => {
-                let durability = owned.durability.stronger(ask.durability);
-                taken_over(owned, ask.retention_ms, ask.lease_ms, durability, now_ms)
-            }
-            // The owner of a lapsed lease may still be at work: only a caller that names the reservation takes over.
-            Cause::Crash | Cause::Dropped | Cause::LeaseLapsed => Decision::only(Answer::Interrupted),
-        },
+        State::Interrupted(owned, stop) if terms.policy.takes_over(stop.cause) => {
+            let durability = owned.durability.stronger(terms.durability);
+            taken_over(owned, terms.retention_ms, terms.lease, durability, now_ms)
+        }
+        State::Interrupted(_, stop) if now_ms < terms.policy.holds_until_ms(stop) => Decision::only(Answer::InFlight),
+        State::Interrupted(..) => Decision::only(Answer::Interrupted),
         State::Done(_) => Decision::only(Answer::Replay),
     }
 }
@@ -423,9 +514,10 @@ fn room_to_renew(owned: &Owned, now_ms: u64, lease_ms: u64) -> bool {
     now_ms.saturating_add(lease_ms).saturating_add(owned.retention_ms) <= owned.kept_until_ms
 }
 
-/// A Reserved record. It keeps the key for two retentions beyond the lease, so that renewals seldom need another.
-fn reserved(owned: Owned, carry: Carry) -> Write {
-    let kept_until_ms = owned.lease_end_ms.saturating_add(owned.retention_ms.saturating_mul(2));
+/// A Reserved record. It keeps the key for two retentions beyond `held_until_ms`, the end of the lease as far as it can
+/// be foreseen, so that renewals seldom need another.
+fn reserved(owned: Owned, held_until_ms: u64, carry: Carry) -> Write {
+    let kept_until_ms = held_until_ms.saturating_add(owned.retention_ms.saturating_mul(2));
     Write {
         kind: StateKind::Reserved,
         owned: Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), ..owned },
@@ -436,18 +528,18 @@ fn reserved(owned: Owned, carry: Carry) -> Write {
     }
 }
 
-fn taken_over(owned: &Owned, retention_ms: u64, lease_ms: u64, durability: Durability, now_ms: u64) -> Decision {
+fn taken_over(owned: &Owned, retention_ms: u64, lease: Lease, durability: Durability, now_ms: u64) -> Decision {
     let next = Owned {
         token: 0,
         attempt: owned.attempt.saturating_add(1),
         reserved_ms: now_ms,
-        lease_end_ms: now_ms.saturating_add(lease_ms),
+        lease_end_ms: now_ms.saturating_add(lease.ms),
         retention_ms,
         durability,
         detached: false,
         ..*owned
     };
-    Decision::write(Answer::Fresh, reserved(next, Carry::Checkpoint))
+    Decision::write(Answer::Fresh, reserved(next, lease.last_ms(now_ms), Carry::Checkpoint))
 }
 
 fn done(owned: &Owned, body_kept: bool, now_ms: u64) -> Decision {

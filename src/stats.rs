@@ -57,6 +57,8 @@ pub struct Stats {
     pub expired_unresolved: u64,
     /// Reservations whose guard lives now.
     pub guards: u64,
+    /// Callers that wait for a key in flight now.
+    pub waiting: u64,
     /// Index entries: keys, among them some past their retention that nothing has overwritten yet.
     pub keys: u64,
     /// Bytes of memory of the index.

@@ -1,26 +1,34 @@
-//! The public face: the store's handle and the answers of `reserve`.
+//! The public face: the store's handle.
+//!
+//! Each call has one body, which serves threads and tasks alike: see [`Caller`].
+
+mod batch;
+mod once;
+mod reserve;
 
 use std::any::Any;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use self::batch::Ask;
+pub use self::once::{Failed, OnceError, Outcome};
+pub use self::reserve::Reserve;
 use crate::clock::ms_rounded_up;
-use crate::engine::{Acted, CloseReport, Engine, SHARDS};
+use crate::engine::{CloseReport, Engine, SHARDS};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
+use crate::helper;
 use crate::key::{Fingerprint, Key, Token};
-use crate::options::{Checked, OnInterrupted, Options, ReserveOptions};
+use crate::options::{Checked, Options, ReserveOptions};
 use crate::recovery;
-use crate::reservation::{
-    Attempt, Completion, InFlight, Interrupted, KeyInfo, Mismatch, NotReattached, NotStored, Question, Reservation,
-    Response, TooOld,
-};
+use crate::reservation::{Asked, Ending, KeyInfo, NotReattached, Question, Reservation};
 use crate::retention::DURATION_MS_MAX;
-use crate::state::{Answer, Ask, Call, State};
+use crate::state::{Answer, Call, Terms};
 use crate::stats::{OpenReport, Stats};
 use crate::storage::{FileStorage, Storage};
+use crate::wait::{Bell, Caller, now};
 
 /// How long a caller sleeps between two tries for a directory's lock.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
@@ -95,90 +103,76 @@ impl Store {
         self.reserve_with(key, fingerprint, &ReserveOptions::default())
     }
 
+    /// As [`reserve`](Self::reserve), for a task. Dropped before it is ready, it leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_async(
+        &self,
+        key: &Key,
+        fingerprint: Fingerprint,
+    ) -> impl Future<Output = Result<Reserve, Error>> + Send + use<> {
+        self.reserve_with_async(key, fingerprint, &ReserveOptions::default())
+    }
+
     /// As [`reserve`](Self::reserve), with options of this call's own.
     ///
     /// # Errors
     ///
     /// Also `InvalidOptions`, naming the option.
     pub fn reserve_with(&self, key: &Key, fingerprint: Fingerprint, with: &ReserveOptions) -> Result<Reserve, Error> {
-        let engine = &self.handle.engine;
-        let with = with.validate(engine.options())?;
-        let ask = Ask {
-            fingerprint,
-            retention_ms: with.retention_ms,
-            lease_ms: with.lease_ms,
-            durability: with.durability,
-            take_over: match with.on_interrupted {
-                OnInterrupted::Surface => false,
-                OnInterrupted::TakeOver => true,
-            },
-            issued_at_ms: with.issued_at_ms,
-        };
-        let on_drop = with.on_drop;
-        Reserve::ask(&Question { engine, key, ask, on_drop }, with.wait_ms)
+        let (question, wait_ms) = self.question(key, fingerprint, with)?;
+        now(Reserve::ask(&question, wait_ms, Caller::Thread))
     }
 
-    /// Does `work` once for the key, stores its response, and answers every later call with it.
-    ///
-    /// A final error of the work is a response like any other: return it as `Ok`. An `Err` says what is known of the
-    /// effect. A panic leaves the key interrupted. A response that is too large to be stored is kept as "done, body not
-    /// kept", and returned.
+    /// As [`reserve_with`](Self::reserve_with), for a task. Dropped before it is ready, it leaves nothing behind: what
+    /// it waited for goes to the next, and a key that it had already reserved is free again.
     ///
     /// # Errors
     ///
-    /// [`OnceError`] says why the work was not done, or what became of it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let dir = tempfile::tempdir()?;
-    /// use keyonce::{Failed, Fingerprint, Key, Options, Outcome, Store};
-    ///
-    /// let store = Store::open(dir.path().join("keys"), Options::default())?;
-    /// let key = Key::new("charges", "order-17")?;
-    /// let charge = || store.once(&key, Fingerprint::of("9.99 EUR"), |_| Ok::<_,
-    /// Failed<std::io::Error>>(b"paid".to_vec())); assert!(matches!(charge()?, Outcome::Ran(body) if body == b"paid"));
-    /// assert!(matches!(charge()?, Outcome::Replayed(_)));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn once<E>(
+    /// As [`reserve_with`](Self::reserve_with).
+    pub fn reserve_with_async(
         &self,
         key: &Key,
         fingerprint: Fingerprint,
-        work: impl FnOnce(&Attempt) -> Result<Vec<u8>, Failed<E>>,
-    ) -> Result<Outcome, OnceError<E>> {
-        let reservation = match self.reserve(key, fingerprint).map_err(OnceError::Store)? {
-            Reserve::Fresh(reservation) => reservation,
-            Reserve::Replay(response) => return Ok(Outcome::Replayed(response)),
-            Reserve::InFlight(in_flight) => return Err(OnceError::InFlight(in_flight)),
-            Reserve::Interrupted(interrupted) => return Err(OnceError::Interrupted(interrupted)),
-            Reserve::Mismatch(mismatch) => return Err(OnceError::Mismatch(mismatch)),
-            Reserve::TooOld(too_old) => return Err(OnceError::TooOld(too_old)),
-        };
-        match work(&reservation.attempt_view()) {
-            Ok(response) => {
-                let mut stored = reservation.complete(&response);
-                if let Err(NotStored { error, reservation }) = stored {
-                    stored = match error.kind() {
-                        ErrorKind::TooLarge => reservation.complete_without_body(&[]),
-                        _ => Err(NotStored { error, reservation }),
-                    };
-                }
-                match stored {
-                    Ok(Completion::Done) => Ok(Outcome::Ran(response)),
-                    Ok(Completion::Superseded) => Err(OnceError::Superseded { response }),
-                    Err(not_stored) => Err(OnceError::NotStored { response, not_stored }),
-                }
-            }
-            Err(Failed::NothingHappened(error)) => match reservation.release() {
-                Ok(_) => Err(OnceError::Work(error)),
-                Err(store) => Err(OnceError::Store(store)),
-            },
-            Err(Failed::Unknown(error)) => {
-                reservation.interrupt();
-                Err(OnceError::Work(error))
-            }
+        with: &ReserveOptions,
+    ) -> impl Future<Output = Result<Reserve, Error>> + Send + use<> {
+        let asked = self.asked(key, fingerprint, with);
+        async move {
+            let (asked, wait_ms) = asked?;
+            Reserve::ask(&asked.question(), wait_ms, Caller::Task).await
         }
+    }
+
+    /// What a call asks, and how long it waits, in milliseconds.
+    fn question<'a>(
+        &'a self,
+        key: &'a Key,
+        fingerprint: Fingerprint,
+        with: &ReserveOptions,
+    ) -> Result<(Question<'a>, u64), Error> {
+        let engine = self.engine();
+        let with = with.validate(engine.options())?;
+        let terms = Terms {
+            fingerprint,
+            retention_ms: with.retention_ms,
+            lease: with.lease,
+            durability: with.durability,
+            policy: with.on_interrupted.policy(engine.opened_ms()),
+            too_old: with.issued_at_ms.is_some_and(|issued_ms| engine.is_too_old(issued_ms, with.retention_ms)),
+        };
+        Ok((Question { engine, key, terms, on_drop: with.on_drop }, with.wait_ms))
+    }
+
+    /// As [`Store::question`], to be kept.
+    fn asked(&self, key: &Key, fingerprint: Fingerprint, with: &ReserveOptions) -> Result<(Asked, u64), Error> {
+        let (question, wait_ms) = self.question(key, fingerprint, with)?;
+        Ok((question.keep(), wait_ms))
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        &self.handle.engine
     }
 
     /// Goes on with a detached reservation, also one of an earlier run.
@@ -188,19 +182,21 @@ impl Store {
     /// `InFlight` while a guard of it lives; `Superseded` when it is no longer the latest of its key, or was not
     /// detached; else what kept the store from answering.
     pub fn reattach(&self, key: &Key, token: Token) -> Result<Reservation, NotReattached> {
-        let engine = &self.handle.engine;
-        let lease_ms = engine.options().lease_ms;
-        let acted = engine.reattach(key, token.to_u64(), lease_ms)?;
-        match acted.answer {
-            Answer::Done => Ok(Reservation::new(engine, key, &acted, lease_ms, engine.options().on_drop)),
-            Answer::InFlight => Err(NotReattached::InFlight),
-            Answer::Superseded
-            | Answer::Fresh
-            | Answer::Replay
-            | Answer::Interrupted
-            | Answer::Mismatch
-            | Answer::TooOld => Err(NotReattached::Superseded),
-        }
+        now(reattach(self.engine(), key, token, Caller::Thread))
+    }
+
+    /// As [`reattach`](Self::reattach), for a task. Dropped before it is ready, it leaves the reservation detached.
+    ///
+    /// # Errors
+    ///
+    /// As [`reattach`](Self::reattach).
+    pub fn reattach_async(
+        &self,
+        key: &Key,
+        token: Token,
+    ) -> impl Future<Output = Result<Reservation, NotReattached>> + Send + use<> {
+        let (engine, key) = (Arc::clone(self.engine()), key.clone());
+        async move { reattach(&engine, &key, token, Caller::Task).await }
     }
 
     /// What is known of a key, without reserving it; `None` when nothing is.
@@ -209,8 +205,21 @@ impl Store {
     ///
     /// `Poisoned`, `Closed`, `Corrupt`, `Io`.
     pub fn peek(&self, key: &Key) -> Result<Option<KeyInfo>, Error> {
-        let (state, checkpoint) = self.handle.engine.peek(key)?;
+        let (state, checkpoint) = now(self.engine().peek(key, Caller::Thread))?;
         Ok(KeyInfo::new(&state, checkpoint))
+    }
+
+    /// As [`peek`](Self::peek), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`peek`](Self::peek).
+    pub fn peek_async(&self, key: &Key) -> impl Future<Output = Result<Option<KeyInfo>, Error>> + Send + use<> {
+        let (engine, key) = (Arc::clone(self.engine()), key.clone());
+        async move {
+            let (state, checkpoint) = engine.peek(&key, Caller::Task).await?;
+            Ok(KeyInfo::new(&state, checkpoint))
+        }
     }
 
     /// Makes a key as if it had never been: an operator's act, for when the store must not remember what happened. It
@@ -221,19 +230,27 @@ impl Store {
     ///
     /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is as it was.
     pub fn forget(&self, key: &Key, reason: &str) -> Result<bool, Error> {
-        let acted = self.handle.engine.call_with(key, Call::Forget, reason.as_bytes())?;
-        self.sync()?;
-        Ok(acted.answer == Answer::Done)
+        now(forget(self.engine(), key, reason, Caller::Thread))
+    }
+
+    /// As [`forget`](Self::forget), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`forget`](Self::forget).
+    pub fn forget_async(&self, key: &Key, reason: &str) -> impl Future<Output = Result<bool, Error>> + Send + use<> {
+        let (engine, key, reason) = (Arc::clone(self.engine()), key.clone(), reason.to_owned());
+        async move { forget(&engine, &key, &reason, Caller::Task).await }
     }
 
     /// Counters and sizes, as of now.
     pub fn stats(&self) -> Stats {
-        self.handle.engine.stats()
+        self.engine().stats()
     }
 
     /// What opening the store found.
     pub fn opened(&self) -> &OpenReport {
-        self.handle.engine.report()
+        self.engine().report()
     }
 
     /// Makes durable all that was answered before the call, whatever its level.
@@ -242,7 +259,17 @@ impl Store {
     ///
     /// `Poisoned`, `Closed`.
     pub fn sync(&self) -> Result<(), Error> {
-        self.handle.engine.sync()
+        now(self.engine().sync(Caller::Thread))
+    }
+
+    /// As [`sync`](Self::sync), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub fn sync_async(&self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        let engine = Arc::clone(self.engine());
+        async move { engine.sync(Caller::Task).await }
     }
 
     /// Ends the store for every clone: nobody becomes an owner any more, running owners may finish for `wait`, waiters
@@ -253,7 +280,29 @@ impl Store {
     ///
     /// `Poisoned`, `Io`: the store is closed all the same, without its end mark.
     pub fn close(&self, wait: Duration) -> Result<CloseReport, Error> {
-        self.handle.engine.close(ms_rounded_up(wait).min(DURATION_MS_MAX))
+        self.engine().close(ms_rounded_up(wait).min(DURATION_MS_MAX))
+    }
+
+    /// As [`close`](Self::close), for a task: a thread of its own closes the store. Once it was polled the store is
+    /// being closed, also when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Self::close); `Io`, when the system has no thread to give: the store is open still.
+    pub fn close_async(&self, wait: Duration) -> impl Future<Output = Result<CloseReport, Error>> + Send + use<> {
+        let engine = Arc::clone(self.engine());
+        let wait_ms = ms_rounded_up(wait).min(DURATION_MS_MAX);
+        async move {
+            let told = Arc::new((Bell::new(), Mutex::new(Err(Error::closed()))));
+            let tells = Arc::clone(&told);
+            drop(helper::spawn("keyonce-close", move || {
+                let closed = engine.close(wait_ms);
+                *tells.1.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+                tells.0.ring();
+            })?);
+            told.0.rung(Caller::Task, None).await;
+            told.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        }
     }
 }
 
@@ -261,6 +310,26 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("opened", self.opened()).finish_non_exhaustive()
     }
+}
+
+async fn reattach(engine: &Arc<Engine>, key: &Key, token: Token, caller: Caller) -> Result<Reservation, NotReattached> {
+    let lease = engine.options().lease;
+    let begun = engine.reattach(key, token.to_u64(), lease, caller).await?;
+    let (answer, rests_on) = (begun.acted.answer, begun.rests_on);
+    let reattached = (answer == Answer::Done)
+        .then(|| Reservation::new(engine, key, &begun.acted, lease.ms, Ending::UnseenReattached));
+    engine.settle(rests_on, caller).await?;
+    match (reattached, answer) {
+        (Some(reservation), _) => Ok(reservation.seen(engine.options().on_drop)),
+        (None, Answer::InFlight) => Err(NotReattached::InFlight),
+        (None, _) => Err(NotReattached::Superseded),
+    }
+}
+
+async fn forget(engine: &Engine, key: &Key, reason: &str, caller: Caller) -> Result<bool, Error> {
+    let acted = engine.call(key, Call::Forget, reason.as_bytes(), caller).await?;
+    engine.sync(caller).await?;
+    Ok(acted.answer == Answer::Done)
 }
 
 fn take_lock(storage: &dyn Storage, lock_wait: Duration) -> Result<Box<dyn Any + Send + Sync>, Error> {
@@ -275,131 +344,5 @@ fn take_lock(storage: &dyn Storage, lock_wait: Duration) -> Result<Box<dyn Any +
         let pause = LOCK_RETRY.min(lock_wait - waited);
         std::thread::sleep(pause);
         waited += pause;
-    }
-}
-
-/// The answer to a reserve. Exhaustive on purpose: the compiler asks "and if it was interrupted?".
-#[derive(Debug)]
-#[must_use = "the answer says whether the work may be done"]
-pub enum Reserve {
-    /// You own the key: do the work, then complete.
-    Fresh(Reservation),
-    /// Done before: here is the stored response.
-    Replay(Response),
-    /// Another caller is doing it now. Over HTTP: 409 with `Retry-After`.
-    InFlight(InFlight),
-    /// Somebody began and never finished: the outcome is unknown.
-    Interrupted(Interrupted),
-    /// The key stands for another request. Over HTTP: 422.
-    Mismatch(Mismatch),
-    /// The key may already have been forgotten, so it must not run as if new. Over HTTP: 412.
-    TooOld(TooOld),
-}
-
-impl Reserve {
-    pub(crate) fn ask(question: &Question<'_>, wait_ms: u64) -> Result<Self, Error> {
-        let acted = question.engine.reserve(question.key, question.ask, wait_ms)?;
-        Ok(Self::of(question, acted))
-    }
-
-    pub(crate) fn of(question: &Question<'_>, acted: Acted) -> Self {
-        let Question { engine, key, ask, on_drop } = *question;
-        match (acted.answer, &acted.state) {
-            (Answer::Fresh, _) => Self::Fresh(Reservation::new(engine, key, &acted, ask.lease_ms, on_drop)),
-            (Answer::Replay, State::Done(finished)) => Self::Replay(Response::new(*finished, acted.payload)),
-            (Answer::InFlight, State::InFlight(owned)) => {
-                Self::InFlight(InFlight::new(question.keep(), owned, acted.payload))
-            }
-            (Answer::Interrupted, State::Interrupted(owned, stop)) => {
-                Self::Interrupted(Interrupted::new(question.keep(), owned, *stop, acted.payload))
-            }
-            (Answer::Mismatch, state) => Self::Mismatch(Mismatch::new(state)),
-            (Answer::TooOld, _) => Self::TooOld(TooOld { retention: Duration::from_millis(ask.retention_ms) }),
-            (answer, state) => panic!("a reserve is never answered {answer:?} in {state:?}"),
-        }
-    }
-}
-
-/// What [`Store::once`] did.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The work was done now; this is what it returned.
-    Ran(Vec<u8>),
-    /// It was done before; this is what was stored.
-    Replayed(Response),
-}
-
-/// How the work of [`Store::once`] failed. A final error is a response: return it as `Ok`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failed<E> {
-    /// The effect did not happen and will not: the key is released, a retry may run.
-    NothingHappened(E),
-    /// Whether it happened is unknown: the key is interrupted. This is what `?` gives.
-    Unknown(E),
-}
-
-impl<E> From<E> for Failed<E> {
-    fn from(error: E) -> Self {
-        Self::Unknown(error)
-    }
-}
-
-/// Why [`Store::once`] has no outcome.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum OnceError<E> {
-    /// The work failed.
-    Work(E),
-    /// Another caller is doing it now.
-    InFlight(InFlight),
-    /// Somebody began it and never finished.
-    Interrupted(Interrupted),
-    /// The key stands for another request.
-    Mismatch(Mismatch),
-    /// The key may already have been forgotten.
-    TooOld(TooOld),
-    /// The work was done, and its response could not be stored.
-    NotStored {
-        /// What the work returned.
-        response: Vec<u8>,
-        /// Why, with the guard.
-        not_stored: NotStored,
-    },
-    /// The work was done, but somebody took the key over meanwhile.
-    Superseded {
-        /// What the work returned.
-        response: Vec<u8>,
-    },
-    /// The store could not say, and the work was not done; or it could not take back a key for which nothing happened.
-    Store(Error),
-}
-
-impl<E: fmt::Display> fmt::Display for OnceError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Work(error) => write!(f, "the work failed: {error}"),
-            Self::InFlight(_) => f.write_str("another caller is doing the work now"),
-            Self::Interrupted(_) => f.write_str("the work was begun before, and whether it took effect is unknown"),
-            Self::Mismatch(_) => f.write_str("the key stands for another request"),
-            Self::TooOld(_) => f.write_str("the key is so old that it may already have been forgotten"),
-            Self::NotStored { not_stored, .. } => write!(f, "the work was done, but {not_stored}"),
-            Self::Superseded { .. } => f.write_str("the work was done, but somebody took the key over meanwhile"),
-            Self::Store(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: std::error::Error + 'static> std::error::Error for OnceError<E> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Work(error) => Some(error),
-            Self::NotStored { not_stored, .. } => Some(not_stored),
-            Self::Store(error) => error.source(),
-            Self::InFlight(_)
-            | Self::Interrupted(_)
-            | Self::Mismatch(_)
-            | Self::TooOld(_)
-            | Self::Superseded { .. } => None,
-        }
     }
 }

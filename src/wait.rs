@@ -1,37 +1,88 @@
-//! How a caller waits for a key that somebody else owns.
+//! How a caller sleeps: as a thread that listens for a bell, or as a task that left its waker at it.
 //!
-//! A waiter hangs a [`Bell`] at the reservation under the shard lock, so nothing that happens afterwards is missed.
-//! Whoever changes the key takes the bells off and rings them once the lock is free; a waiter looks again, and hangs up
-//! a new one if there is still something to wait for. Nobody polls: a waiter sleeps until it is rung for, its time is
-//! over, or the lease of the owner would have lapsed.
+//! Who rings does not know which it is, and every list of sleepers holds bells. Nobody polls: a sleeper wakes when its
+//! bell is rung or, for a thread, when its time is over. A task's time is kept by the store's timer, which rings.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
-/// One waiter's wake-up call.
+/// Who makes a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// A thread that may sleep, and that leads a sync itself.
+    Thread,
+    /// A task of some executor: it leaves its waker and lets others do what takes time.
+    Task,
+}
+
+/// What a call by [`Caller::Thread`] comes to. The one body of a call serves threads and tasks: for a thread every wait
+/// in it sleeps, so it is never pending.
+pub(crate) fn now<T>(call: impl Future<Output = T>) -> T {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("a thread sleeps, it never leaves a waker"),
+    }
+}
+
+/// One sleeper's wake-up call.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    rung: Mutex<bool>,
+    ringing: Mutex<Ringing>,
     heard: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Ringing {
+    rung: bool,
+    waker: Option<Waker>,
 }
 
 impl Bell {
     pub(crate) fn new() -> Self {
-        Self { rung: Mutex::new(false), heard: Condvar::new() }
+        Self { ringing: Mutex::new(Ringing::default()), heard: Condvar::new() }
     }
 
-    /// Wakes the waiter, now or as soon as it listens.
+    /// Wakes the sleeper, now or as soon as it listens.
     pub(crate) fn ring(&self) {
-        *self.rung.lock() = true;
+        let waker = {
+            let mut ringing = self.ringing.lock();
+            ringing.rung = true;
+            ringing.waker.take()
+        };
         self.heard.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
-    /// Sleeps until the bell is rung, at most this long; `None` sets no bound.
+    /// Sleeps until the bell is rung, at most this long; `None` sets no bound. It may wake for nothing.
     pub(crate) fn listen(&self, at_most: Option<Duration>) {
-        let rung = self.rung.lock();
-        if !*rung {
-            drop(self.heard.wait_for(rung, at_most));
+        let ringing = self.ringing.lock();
+        if !ringing.rung {
+            drop(self.heard.wait_for(ringing, at_most));
+        }
+    }
+
+    fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        let mut ringing = self.ringing.lock();
+        if ringing.rung {
+            return Poll::Ready(());
+        }
+        if !ringing.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            ringing.waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Waits until the bell is rung, whoever the caller is. A thread wakes after `at_most`, too.
+    pub(crate) async fn rung(&self, caller: Caller, at_most: Option<Duration>) {
+        match caller {
+            Caller::Thread => self.listen(at_most),
+            Caller::Task => poll_fn(|context| self.poll(context)).await,
         }
     }
 }

@@ -3,12 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Engine, Shard};
+use super::Engine;
 use crate::error::Error;
-use crate::format::Cause;
-use crate::index::Address;
-use crate::options::Durability;
-use crate::state::{self, Call};
 use crate::sync::Ordering;
 use crate::wait::Bell;
 
@@ -37,11 +33,15 @@ impl Engine {
         if let Some(report) = self.closing.lock().report.clone() {
             return report;
         }
+        self.draining.store(true, Ordering::Release);
         self.wait_for_guards(wait_ms);
         let unfinished = self.interrupt_all();
         let ended = self.end(unfinished);
+        self.timer.stop();
+        self.leader.stop();
         self.helper.stop();
         drop(self.turn_to_keep_house.lock());
+        self.room.serve(&Err(Error::closed()));
         // After a failure somebody else may still be at a sync; nobody begins another.
         self.commit.wait_for_leader();
         // Every call that began before has left its shard lock; the segments can go, and with them the directory's
@@ -66,7 +66,6 @@ impl Engine {
         loop {
             let bell = Arc::new(Bell::new());
             self.closing.lock().waiter = Some(Arc::clone(&bell));
-            self.draining.store(true, Ordering::Release);
             let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
             let now_ms = self.now_ms();
             if !guards || now_ms >= deadline_ms {
@@ -83,37 +82,25 @@ impl Engine {
         self.closed.store(true, Ordering::Release);
         let mut unfinished = 0;
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            let held = std::mem::take(&mut shard.held);
-            for (token, held) in held.iter().filter(|(_, held)| held.guard.is_some()) {
-                unfinished += 1;
-                if let Some(address) = held.address
-                    && self.say_lapsed(&mut shard, *token, address).is_err()
-                {
+            let (places, tokens) = {
+                let mut shard = shard.lock();
+                let places: Vec<_> =
+                    shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)).collect();
+                let guarded = shard.held.iter().filter(|(_, held)| held.guard.is_some());
+                (places, guarded.map(|(token, _)| *token).collect::<Vec<_>>())
+            };
+            for place in places {
+                place.look_again();
+            }
+            unfinished += tokens.len() as u64;
+            for token in tokens {
+                if self.end_lease(shard, token).is_err() {
                     // The record only says who may take over; without it, the reservation counts as crashed.
                 }
             }
-            let bells = held.into_values().flat_map(|held| held.bells);
-            drop(shard);
-            for bell in bells {
-                bell.ring();
-            }
+            shard.lock().held.clear();
         }
         unfinished
-    }
-
-    fn say_lapsed(&self, shard: &mut Shard, token: u64, address: Address) -> Result<(), Error> {
-        let live = self.log.live().read();
-        let life = live.get(address.segment).map(Arc::clone).ok_or_else(Error::closed)?;
-        drop(live);
-        let (record, _) = life.state_record(address.offset)?;
-        let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
-        let state = state::apply(&record);
-        let Some(write) = state::decide(&state, &call, self.now_ms()).write else {
-            return Ok(());
-        };
-        shard.draft.refill(&write.record(record.scope, record.id, record.payload));
-        self.log.append(&mut shard.draft, &self.commit).map(|_| ())
     }
 
     pub(super) fn ring_who_closes(&self) {
@@ -124,8 +111,8 @@ impl Engine {
 
     fn end(&self, unfinished: u64) -> Result<(), Error> {
         self.log.refuse();
-        self.settle(self.log.end(), Durability::PowerLoss)?;
+        self.settle_here(self.log.end())?;
         let closed = self.log.close(unfinished, &self.commit)?;
-        self.settle(closed.end, Durability::PowerLoss)
+        self.settle_here(closed.end)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::Engine;
+use super::{Engine, Shard};
 use crate::error::Error;
 use crate::format::StateKind;
-use crate::options::Durability;
+use crate::index::Address;
+use crate::log::NotAppended;
 use crate::state::{self, State};
 use crate::sync::Ordering;
 
@@ -18,20 +19,26 @@ impl Engine {
     /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
     pub(super) fn keep_house(&self) {
         let _turn = self.turn_to_keep_house.lock();
-        if self.refuse_closed().is_err() {
+        if let Err(closed) = self.refuse_closed() {
+            self.room.serve(&Err(closed));
             return;
         }
+        // Who waits for room goes first, unless only what is past its use can give it.
+        if self.room.is_waited_at()
+            && let Ok(()) = self.log.prepare_successor(&self.commit)
+        {
+            self.room.serve(&Ok(()));
+        }
+        self.say_what_was_left_unsaid();
         if self.retire_what_is_over().is_err() {
             // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
         }
-        if self.log.prepare_successor(&self.commit).is_err() {
-            // Nothing was promised to anyone: the roll tries again and tells its caller.
-        }
+        self.room.serve(&self.log.prepare_successor(&self.commit));
     }
 
     fn retire_what_is_over(&self) -> Result<(), Error> {
         if let Some(end) = self.log.rolled_end() {
-            self.settle(end, Durability::PowerLoss)?;
+            self.settle_here(end)?;
         }
         // What a round copies, it does not look at again.
         let newest_number = self.log.newest_number();
@@ -44,7 +51,7 @@ impl Engine {
                 self.carry_forward(over.number)?;
             }
             // Every copy that was ever made out of it is durable before its file can be given away.
-            self.settle(self.carried_end.load(Ordering::Relaxed), Durability::PowerLoss)?;
+            self.settle_here(self.carried_end.load(Ordering::Relaxed))?;
             self.log.retire(over.number, || self.pass_through_shards());
             self.sweep();
         }
@@ -59,41 +66,52 @@ impl Engine {
             let addresses: Vec<_> =
                 shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
             for address in addresses {
-                let mut shard = shard.lock();
-                self.refuse_closed()?;
-                let live = self.log.live().read();
-                let life = Arc::clone(live.get(number).expect("only who carries forward retires"));
-                drop(live);
-                let (record, bytes) = life.state_record(address.offset)?;
-                let hash = self.seed.hash(record.scope, record.id);
-                let latest = shard.index.find(hash, oldest_live, |other| other == address);
-                let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-                let (Some(found), true) = (latest, unfinished) else {
-                    continue;
-                };
-                let guard = shard.held.get(&record.token).and_then(|held| held.guard);
-                if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
-                    shard.index.remove(found);
-                    life.note_superseded(bytes);
-                    shard.counts.expired_unresolved += 1;
-                    continue;
-                }
-                shard.draft.refill(&record);
-                let copy = self.log.append(&mut shard.draft, &self.commit)?;
-                self.carried_end.fetch_max(copy.end, Ordering::Relaxed);
-                shard.index.publish(hash, oldest_live, Some(found), copy.address);
-                life.note_superseded(bytes);
-                if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
-                    held.address = Some(copy.address);
-                }
-                if let Some(life) = self.log.live().read().get(copy.address.segment) {
-                    // A guard keeps its key beyond its time: that is looked at again a retention later.
-                    let until_ms = self.now_ms().saturating_add(record.retention_ms);
-                    let until_ms =
-                        if guard.is_some() { until_ms.max(record.kept_until_ms) } else { record.kept_until_ms };
-                    life.note_unfinished(until_ms, bytes);
+                loop {
+                    match self.carry_record(&mut shard.lock(), address, oldest_live) {
+                        Ok(()) => break,
+                        Err(NotAppended::NoRoom) => {}
+                        Err(NotAppended::Failed(error)) => return Err(error),
+                    }
+                    self.log.prepare_successor(&self.commit)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Copies the record at `address` to the tail, if it is the latest of an unfinished key.
+    fn carry_record(&self, shard: &mut Shard, address: Address, oldest_live: u64) -> Result<(), NotAppended> {
+        self.refuse_closed()?;
+        let live = self.log.live().read();
+        let life = Arc::clone(live.get(address.segment).expect("only who carries forward retires"));
+        drop(live);
+        let (record, bytes) = life.state_record(address.offset)?;
+        let hash = self.seed.hash(record.scope, record.id);
+        let latest = shard.index.find(hash, oldest_live, |other| other == address);
+        let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
+        let (Some(found), true) = (latest, unfinished) else {
+            return Ok(());
+        };
+        let guard = shard.held.get(&record.token).and_then(|held| held.guard);
+        if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
+            shard.index.remove(found);
+            life.note_superseded(bytes);
+            shard.counts.expired_unresolved += 1;
+            return Ok(());
+        }
+        shard.draft.refill(&record);
+        let copy = self.log.append(&mut shard.draft, &self.commit)?;
+        self.carried_end.fetch_max(copy.end, Ordering::Relaxed);
+        shard.index.publish(hash, oldest_live, Some(found), copy.address);
+        life.note_superseded(bytes);
+        if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
+            held.address = Some(copy.address);
+        }
+        if let Some(life) = self.log.live().read().get(copy.address.segment) {
+            // A guard keeps its key beyond its time: that is looked at again a retention later.
+            let until_ms = self.now_ms().saturating_add(record.retention_ms);
+            let until_ms = if guard.is_some() { until_ms.max(record.kept_until_ms) } else { record.kept_until_ms };
+            life.note_unfinished(until_ms, bytes);
         }
         Ok(())
     }

@@ -463,7 +463,7 @@ impl Flags {
     pub(super) fn to_bits(self) -> u16 {
         let padding = u16::try_from(self.padding_bytes).expect("padding is less than a unit");
         let durability = match self.durability {
-            Durability::ProcessCrash => 0,
+            Durability::ProcessCrash | Durability::Interval(_) => 0,
             Durability::PowerLoss => 1,
         };
         let cause = match self.cause {

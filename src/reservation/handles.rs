@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Completion;
-use crate::engine::{Engine, retry_after};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::format::Cause;
 use crate::key::{Fingerprint, Key, Token};
 use crate::options::OnDrop;
-use crate::state::{Answer, Ask, Call, Finished, Owned, State, Stop};
+use crate::state::{Answer, Call, Finished, Owned, Policy, State, Stop, Terms};
 use crate::store::Reserve;
+use crate::wait::{Caller, now};
 
 /// The state of a key, without what is stored for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,15 +109,15 @@ fn at(ms: u64) -> SystemTime {
 pub(crate) struct Question<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     pub(crate) key: &'a Key,
-    pub(crate) ask: Ask,
+    pub(crate) terms: Terms,
     pub(crate) on_drop: OnDrop,
 }
 
 impl Question<'_> {
     /// The question, for a handle that may ask it again.
     pub(crate) fn keep(&self) -> Asked {
-        let Self { engine, key, ask, on_drop } = *self;
-        Asked { engine: Arc::clone(engine), key: key.clone(), ask, on_drop }
+        let Self { engine, key, terms, on_drop } = *self;
+        Asked { engine: Arc::clone(engine), key: key.clone(), terms, on_drop }
     }
 }
 
@@ -125,13 +126,13 @@ impl Question<'_> {
 pub(crate) struct Asked {
     engine: Arc<Engine>,
     key: Key,
-    ask: Ask,
+    terms: Terms,
     on_drop: OnDrop,
 }
 
 impl Asked {
-    fn question(&self) -> Question<'_> {
-        Question { engine: &self.engine, key: &self.key, ask: self.ask, on_drop: self.on_drop }
+    pub(crate) fn question(&self) -> Question<'_> {
+        Question { engine: &self.engine, key: &self.key, terms: self.terms, on_drop: self.on_drop }
     }
 }
 
@@ -143,18 +144,25 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    pub(crate) fn new(asked: Asked, owned: &Owned, checkpoint: Arc<[u8]>) -> Self {
-        let retry_after = retry_after(owned.lease_end_ms, asked.engine.now_ms());
-        let info = KeyInfo::unfinished(KeyState::InFlight, owned, owned.reserved_ms, None, checkpoint);
+    pub(crate) fn new(asked: Asked, state: &State, checkpoint: Arc<[u8]>) -> Self {
+        let until_ms = match state {
+            State::InFlight(owned) => owned.lease_end_ms,
+            State::Interrupted(_, stop) => asked.terms.policy.holds_until_ms(stop),
+            State::Absent | State::Done(_) => 0,
+        };
+        let retry_after = Duration::from_millis(until_ms.saturating_sub(asked.engine.now_ms()));
+        let info = KeyInfo::new(state, checkpoint).expect("an absent key is not in flight");
         Self { asked: Box::new(asked), info: Box::new(info), retry_after }
     }
 
-    /// What is known of the key.
+    /// What is known of the key. Its state is `Interrupted` where [`OnInterrupted::Hold`](crate::OnInterrupted::Hold)
+    /// lets it count as running.
     pub fn info(&self) -> &KeyInfo {
         &self.info
     }
 
-    /// How long the owner's lease had still to run: a caller that comes back then is told more.
+    /// How long the owner's lease had still to run, or the interruption to be held: a caller that comes back then is
+    /// told more.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
@@ -166,9 +174,22 @@ impl InFlight {
     ///
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn wait(self, at_most: Duration) -> Result<Reserve, Error> {
-        let wait_ms = crate::clock::ms_rounded_up(at_most).min(crate::retention::DURATION_MS_MAX);
-        Reserve::ask(&self.asked.question(), wait_ms)
+        now(Reserve::ask(&self.asked.question(), wait_ms(at_most), Caller::Thread))
     }
+
+    /// As [`wait`](Self::wait), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::reserve`](crate::Store::reserve).
+    pub fn wait_async(self, at_most: Duration) -> impl Future<Output = Result<Reserve, Error>> + Send + use<> {
+        let asked = self.asked;
+        async move { Reserve::ask(&asked.question(), wait_ms(at_most), Caller::Task).await }
+    }
+}
+
+fn wait_ms(at_most: Duration) -> u64 {
+    crate::clock::ms_rounded_up(at_most).min(crate::retention::DURATION_MS_MAX)
 }
 
 impl fmt::Debug for InFlight {
@@ -246,23 +267,28 @@ impl Interrupted {
     ///
     /// As [`Store::reserve`](crate::Store::reserve).
     pub fn take_over(self) -> Result<Reserve, Error> {
-        let Ask { lease_ms, durability, .. } = self.asked.ask;
-        let call = Call::TakeOver { token: self.token.to_u64(), lease_ms, durability };
-        let acted = self.asked.engine.call(&self.asked.key, call)?;
-        match acted.answer {
-            Answer::Fresh => Ok(Reserve::of(&self.asked.question(), acted)),
-            Answer::Replay
-            | Answer::InFlight
-            | Answer::Interrupted
-            | Answer::Mismatch
-            | Answer::TooOld
-            | Answer::Done
-            | Answer::Superseded => {
-                let question = self.asked.question();
-                let ask = Ask { take_over: false, ..question.ask };
-                Reserve::ask(&Question { ask, ..question }, 0)
-            }
+        now(self.become_owner(Caller::Thread))
+    }
+
+    /// As [`take_over`](Self::take_over), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::reserve`](crate::Store::reserve).
+    pub fn take_over_async(self) -> impl Future<Output = Result<Reserve, Error>> + Send + use<> {
+        self.become_owner(Caller::Task)
+    }
+
+    async fn become_owner(self, caller: Caller) -> Result<Reserve, Error> {
+        let question = self.asked.question();
+        let Terms { lease, durability, .. } = question.terms;
+        let call = Call::TakeOver { token: self.token.to_u64(), lease, durability };
+        let begun = question.engine.begin_call(question.key, call, &[], caller).await?;
+        if begun.acted.answer == Answer::Fresh {
+            return Reserve::answer(&question, begun, caller).await;
         }
+        let terms = Terms { policy: Policy::Surface, ..question.terms };
+        Reserve::ask(&Question { terms, ..question }, 0, caller).await
     }
 
     /// Stores the outcome that was found out about, as if the attempt had completed.
@@ -271,8 +297,18 @@ impl Interrupted {
     ///
     /// `TooLarge`, `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn resolve(self, response: &[u8]) -> Result<Completion, Error> {
+        now(self.act(Call::Resolve { token: self.token.to_u64(), body_kept: true }, response, Caller::Thread))
+    }
+
+    /// As [`resolve`](Self::resolve), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_async(self, response: &[u8]) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
+        let response = response.to_vec();
         let call = Call::Resolve { token: self.token.to_u64(), body_kept: true };
-        Ok(Completion::of(&self.asked.engine.call_with(&self.asked.key, call, response)?))
+        async move { self.act(call, &response, Caller::Task).await }
     }
 
     /// Gives the key back, since it was found out that nothing happened: the next reserve is `Fresh`.
@@ -281,8 +317,21 @@ impl Interrupted {
     ///
     /// `Full`, `Poisoned`, `Closed`, `Io`: the key is still interrupted.
     pub fn release(self) -> Result<Completion, Error> {
+        now(self.act(Call::ReleaseInterrupted { token: self.token.to_u64() }, &[], Caller::Thread))
+    }
+
+    /// As [`release`](Self::release), for a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn release_async(self) -> impl Future<Output = Result<Completion, Error>> + Send + use<> {
         let call = Call::ReleaseInterrupted { token: self.token.to_u64() };
-        Ok(Completion::of(&self.asked.engine.call(&self.asked.key, call)?))
+        async move { self.act(call, &[], Caller::Task).await }
+    }
+
+    async fn act(&self, call: Call, given: &[u8], caller: Caller) -> Result<Completion, Error> {
+        Ok(Completion::of(&self.asked.engine.call(&self.asked.key, call, given, caller).await?))
     }
 }
 

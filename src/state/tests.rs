@@ -47,16 +47,21 @@ fn columns() -> [State; 4] {
     ]
 }
 
-fn ask(fingerprint: &str, take_over: bool, issued_at_ms: Option<u64>) -> Call {
-    Call::Reserve(Ask {
+const LEASE: Lease = Lease { ms: 100, while_held_ms: 0 };
+
+fn ask(fingerprint: &str, policy: Policy, too_old: bool) -> Call {
+    Call::Reserve(Terms {
         fingerprint: Fingerprint::of(fingerprint),
         retention_ms: 1_000,
-        lease_ms: 100,
+        lease: LEASE,
         durability: Durability::ProcessCrash,
-        take_over,
-        issued_at_ms,
+        policy,
+        too_old,
     })
 }
+
+const SURFACE: Policy = Policy::Surface;
+const TAKE_OVER: Policy = Policy::TakeOver { also_lapsed: false };
 
 fn outcome(state: &State, call: &Call) -> (Answer, Option<StateKind>) {
     let decision = decide(state, call, NOW);
@@ -79,7 +84,6 @@ fn every_cell_of_the_table() {
     let fresh = (Answer::Fresh, Some(Reserved));
     let mismatch = says(Answer::Mismatch);
     let interrupted = says(Answer::Interrupted);
-    let old = Some(NOW - 1_001);
     let owner = |token| {
         [
             Call::Complete { token, body_kept: true },
@@ -89,8 +93,8 @@ fn every_cell_of_the_table() {
             Call::Detach { token, lease_ms: 100 },
             Call::Release { token },
             Call::Interrupt { token, cause: Cause::Dropped },
-            Call::Reattach { token, lease_ms: 100, guard_lives: false },
-            Call::TakeOver { token, lease_ms: 100, durability: Durability::PowerLoss },
+            Call::Reattach { token, lease: LEASE, guard_lives: false },
+            Call::TakeOver { token, lease: LEASE, durability: Durability::PowerLoss },
             Call::Resolve { token, body_kept: true },
             Call::ReleaseInterrupted { token },
         ]
@@ -109,12 +113,12 @@ fn every_cell_of_the_table() {
         [GONE, GONE, does(Released), GONE],
     ];
     let mut rows = vec![
-        (ask("same", false, None), [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)]),
-        (ask("same", true, None), [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)]),
-        (ask("same", false, old), [says(Answer::TooOld), says(Answer::InFlight), interrupted, says(Answer::Replay)]),
-        (ask("other", false, None), [fresh, mismatch, mismatch, mismatch]),
-        (ask("other", true, None), [fresh, mismatch, mismatch, mismatch]),
-        (ask("other", false, old), [says(Answer::TooOld), mismatch, mismatch, mismatch]),
+        (ask("same", SURFACE, false), [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)]),
+        (ask("same", TAKE_OVER, false), [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)]),
+        (ask("same", SURFACE, true), [says(Answer::TooOld), says(Answer::InFlight), interrupted, says(Answer::Replay)]),
+        (ask("other", SURFACE, false), [fresh, mismatch, mismatch, mismatch]),
+        (ask("other", TAKE_OVER, false), [fresh, mismatch, mismatch, mismatch]),
+        (ask("other", SURFACE, true), [says(Answer::TooOld), mismatch, mismatch, mismatch]),
         (Call::Forget, [GONE, does(Forgotten), does(Forgotten), does(Forgotten)]),
     ];
     rows.extend(owner(TOKEN).into_iter().zip(acts));
@@ -143,14 +147,14 @@ fn a_policy_takes_over_only_from_an_owner_that_is_known_to_be_gone() {
         [(Cause::Crash, Answer::Fresh), (Cause::Dropped, Answer::Fresh), (Cause::LeaseLapsed, Answer::Interrupted)]
     {
         let state = State::Interrupted(owned(1), stop(cause));
-        assert_eq!(decide(&state, &ask("same", true, None), NOW).answer, answer, "{cause:?}");
+        assert_eq!(decide(&state, &ask("same", TAKE_OVER, false), NOW).answer, answer, "{cause:?}");
     }
 }
 
 #[test]
 fn a_take_over_is_the_next_attempt_and_keeps_what_the_key_stands_for() {
     let state = State::Interrupted(owned(1), stop(Cause::LeaseLapsed));
-    let write = decide(&state, &Call::TakeOver { token: TOKEN, lease_ms: 100, durability: Durability::PowerLoss }, NOW)
+    let write = decide(&state, &Call::TakeOver { token: TOKEN, lease: LEASE, durability: Durability::PowerLoss }, NOW)
         .write
         .unwrap();
     assert_eq!((write.owned.token, write.owned.attempt), (0, 2));
@@ -162,7 +166,7 @@ fn a_take_over_is_the_next_attempt_and_keeps_what_the_key_stands_for() {
 #[test]
 fn reattach_needs_a_detached_reservation_without_a_guard() {
     let detached = Owned { detached: true, ..owned(1) };
-    let call = |guard_lives| Call::Reattach { token: TOKEN, lease_ms: 100, guard_lives };
+    let call = |guard_lives| Call::Reattach { token: TOKEN, lease: LEASE, guard_lives };
     for state in [State::InFlight(detached), State::Interrupted(detached, stop(Cause::LeaseLapsed))] {
         assert_eq!(outcome(&state, &call(false)), does(StateKind::Reserved));
         assert_eq!(outcome(&state, &call(true)), says(Answer::InFlight));
@@ -183,7 +187,7 @@ fn a_renewal_writes_only_when_the_key_would_be_forgotten_too_soon() {
 fn retention_counts_from_the_completion_and_outlasts_every_lease() {
     let done = decide(&State::InFlight(owned(1)), &Call::Complete { token: TOKEN, body_kept: true }, NOW);
     assert_eq!(done.write.unwrap().owned.kept_until_ms, NOW + 1_000);
-    let fresh = decide(&State::Absent, &ask("same", false, None), NOW).write.unwrap().owned;
+    let fresh = decide(&State::Absent, &ask("same", SURFACE, false), NOW).write.unwrap().owned;
     assert!(fresh.kept_until_ms >= fresh.lease_end_ms + fresh.retention_ms);
     let dropped = Call::Interrupt { token: TOKEN, cause: Cause::Dropped };
     let stopped = decide(&State::InFlight(owned(1)), &dropped, NOW).write.unwrap().owned;
@@ -192,7 +196,7 @@ fn retention_counts_from_the_completion_and_outlasts_every_lease() {
 
 #[test]
 fn what_a_caller_sees_at_a_moment() {
-    let guard = |lease_end_ms| Some(Guard { id: TOKEN, lease_end_ms });
+    let guard = |lease_end_ms| Some(Guard { lease_end_ms, ..Guard::new(TOKEN, LEASE, NOW - 100) });
     let flight = State::InFlight(owned(1));
     let cause = |state: State| match state {
         State::Interrupted(_, stop) => Some(stop.cause),
