@@ -316,9 +316,7 @@ impl Engine {
         let call = call(look.guard);
         let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
         let Some(write) = write else {
-            let begun = shard.answer_as_found(&look, &call, answer, now_ms, waits, waiter, after);
-            shard.count(answer, None);
-            return Ok(begun);
+            return Ok(shard.answer_as_found(&look, &call, answer, now_ms, waits, waiter, after));
         };
         let payload = match write.carry {
             Carry::Nothing | Carry::Given => Arc::default(),
@@ -478,6 +476,9 @@ impl Shard {
             (Answer::InFlight, Some(waiter)) => self.list(&look.state, waiter, after),
             (_, Some(_) | None) => false,
         };
+        if !listed {
+            self.count(answer, None);
+        }
         let payload = match answer {
             Answer::Replay | Answer::Interrupted | Answer::InFlight if !listed => look.payload(),
             Answer::Replay

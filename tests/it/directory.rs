@@ -151,11 +151,10 @@ fn every_duration_at_its_ends_is_refused_or_exactly_defined() {
     for wait in [Duration::ZERO, ns] {
         thread::scope(|threads| {
             let with = ReserveOptions::new().wait(wait);
-            let before = store.stats().in_flight;
             let (store, key) = (&store, key("wait"));
             let waiter = threads.spawn(move || store.reserve_with(&key, request(), &with).unwrap());
-            crate::place::until_in_flight(store, before + 1);
             if wait > Duration::ZERO {
+                crate::place::until_waiting(store, 1);
                 place.clock.advance(MS);
             }
             assert!(matches!(waiter.join().unwrap(), Reserve::InFlight(_)));
@@ -172,9 +171,8 @@ fn every_duration_at_its_ends_is_refused_or_exactly_defined() {
     assert_eq!(owner.renew(century).unwrap(), Completion::Done);
     let with = ReserveOptions::new().wait(Duration::MAX);
     thread::scope(|threads| {
-        let before = store.stats().in_flight;
         let waiter = threads.spawn(|| as_replay(store.reserve_with(&key("wait"), request(), &with).unwrap()));
-        crate::place::until_in_flight(&store, before + 1);
+        crate::place::until_waiting(&store, 1);
         place.clock.advance(Duration::from_secs(24 * 60 * 60));
         assert_eq!(owner.complete(b"paid").unwrap(), Completion::Done);
         assert_eq!(waiter.join().unwrap().body(), Body::Kept(b"paid"));

@@ -234,9 +234,9 @@ pub(crate) fn snapshot(store: &Store, key: &Key) -> String {
     format!("{:?}", store.peek(key).unwrap())
 }
 
-/// Returns once `count` reserves were answered `InFlight`: a waiter hangs up its bell in the same step.
-pub(crate) fn until_in_flight(store: &Store, count: u64) {
-    while store.stats().in_flight < count {
+/// Returns once `count` callers wait for keys in flight.
+pub(crate) fn until_waiting(store: &Store, count: u64) {
+    while store.stats().waiting < count {
         std::thread::yield_now();
     }
 }

@@ -12,7 +12,7 @@ use keyonce::{
 
 use crate::place::{
     LEASE, MS, RESPONSE_BYTES_MAX, WINDOW, as_fresh, as_interrupted, as_replay, everywhere, fresh, info, interrupted,
-    key, other_request, replays, request, reserve, state, until_in_flight,
+    key, other_request, replays, request, reserve, state, until_waiting,
 };
 
 use super::{Named, open_on, waiting};
@@ -76,7 +76,7 @@ fn p1_a_waiter_is_woken_by_the_completion_and_replays_it() {
         thread::scope(|threads| {
             let waiter = || as_replay(store.reserve_with(&key, request(), &waiting()).unwrap());
             let waiters: Vec<_> = (0..3).map(|_| threads.spawn(waiter)).collect();
-            until_in_flight(&store, 3);
+            until_waiting(&store, 3);
             assert_eq!(owner.complete(b"paid").unwrap(), Completion::Done);
             for waiter in waiters {
                 assert_eq!(waiter.join().unwrap().body(), Body::Kept(b"paid"));
@@ -94,8 +94,8 @@ fn p1_of_three_waiters_a_release_makes_one_the_owner_and_the_others_wait_on() {
         thread::scope(|threads| {
             let waiter = || match store.reserve_with(&key, request(), &waiting()).unwrap() {
                 Reserve::Fresh(next) => {
-                    // The two others were woken, too, and wait again for this one.
-                    until_in_flight(&store, 5);
+                    // The two others wait for this one now, and nobody has woken them.
+                    until_waiting(&store, 2);
                     assert_eq!(next.complete(b"by the next owner").unwrap(), Completion::Done);
                     1
                 }
@@ -106,7 +106,7 @@ fn p1_of_three_waiters_a_release_makes_one_the_owner_and_the_others_wait_on() {
                 other => panic!("{other:?}"),
             };
             let waiters: Vec<_> = (0..3).map(|_| threads.spawn(waiter)).collect();
-            until_in_flight(&store, 3);
+            until_waiting(&store, 3);
             assert_eq!(owner.release().unwrap(), Completion::Done);
             let owners: usize = waiters.into_iter().map(|waiter| waiter.join().unwrap()).sum();
             assert_eq!(owners, 1);
@@ -124,7 +124,7 @@ fn p1_a_waiter_is_told_when_the_owner_drops_or_its_lease_lapses() {
             thread::scope(|threads| {
                 let waiter =
                     threads.spawn(|| as_interrupted(store.reserve_with(&key, request(), &waiting()).unwrap()).cause());
-                until_in_flight(&store, 1);
+                until_waiting(&store, 1);
                 if lapses {
                     place.clock.advance(LEASE);
                     assert_eq!(waiter.join().unwrap(), Cause::LeaseLapsed);
@@ -147,10 +147,8 @@ fn p1_a_waiter_waits_as_long_as_it_said_and_no_longer() {
         thread::scope(|threads| {
             let with = ReserveOptions::new().wait(Duration::from_secs(10));
             let waiter = threads.spawn(|| reserve_with_in_flight(&store, &key, with));
-            until_in_flight(&store, 1);
+            until_waiting(&store, 1);
             place.clock.advance(Duration::from_secs(10) - MS);
-            // Woken by the clock, it looks again and finds its time not over.
-            until_in_flight(&store, 2);
             assert!(!waiter.is_finished());
             place.clock.advance(MS);
             assert_eq!(waiter.join().unwrap(), LEASE - Duration::from_secs(10));
@@ -174,10 +172,9 @@ fn p1_a_waiter_learns_of_a_renewal_by_waiting_on_and_of_a_close_by_an_error() {
         let owner = fresh(&store, &key);
         thread::scope(|threads| {
             let waiter = threads.spawn(|| store.reserve_with(&key, request(), &waiting()).map(|_| ()));
-            until_in_flight(&store, 1);
+            until_waiting(&store, 1);
             assert_eq!(owner.renew(2 * LEASE).unwrap(), Completion::Done);
             place.clock.advance(LEASE);
-            until_in_flight(&store, 2);
             assert!(!waiter.is_finished(), "the lease was renewed");
             let report = store.close(Duration::ZERO).unwrap();
             assert_eq!(report.unfinished, 1);
@@ -195,7 +192,7 @@ fn p1_in_flight_can_be_waited_for_afterwards() {
         let Reserve::InFlight(in_flight) = reserve(&store, &key) else { panic!("it is owned") };
         thread::scope(|threads| {
             let waiter = threads.spawn(|| as_replay(in_flight.wait(Duration::MAX).unwrap()));
-            until_in_flight(&store, 2);
+            until_waiting(&store, 1);
             assert_eq!(owner.complete(b"paid").unwrap(), Completion::Done);
             assert_eq!(waiter.join().unwrap().body(), Body::Kept(b"paid"));
         });
@@ -538,14 +535,18 @@ fn p5_a_waiter_of_another_request_is_told_when_the_key_changes_hands() {
         let owner = fresh(&store, &key);
         thread::scope(|threads| {
             let waiter = threads.spawn(|| store.reserve_with(&key, request(), &waiting()).unwrap());
-            until_in_flight(&store, 1);
-            // Released, and reserved for another request: one of the two is first, and the waiter is told what is true.
-            assert_eq!(owner.release().unwrap(), Completion::Done);
+            until_waiting(&store, 1);
+            // Forgotten, which hands the key to the waiter, forgotten again and reserved for another request, before or
+            // after the waiter has woken.
+            assert!(store.forget(&key, "never happened").unwrap());
+            assert!(store.forget(&key, "nor did this").unwrap());
             let other = store.reserve(&key, other_request()).unwrap();
             match (waiter.join().unwrap(), other) {
-                (Reserve::Fresh(_), Reserve::Mismatch(_)) | (Reserve::Mismatch(_), Reserve::Fresh(_)) => {}
+                (Reserve::Fresh(late), _) => assert_eq!(late.complete(b"").unwrap(), Completion::Superseded),
+                (Reserve::Mismatch(_), Reserve::Fresh(_)) => {}
                 answers => panic!("{answers:?}"),
             }
+            drop(owner);
         });
     });
 }
