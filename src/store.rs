@@ -9,7 +9,7 @@ mod reserve;
 use std::any::Any;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::batch::Ask;
@@ -28,6 +28,7 @@ use crate::retention::DURATION_MS_MAX;
 use crate::state::{Answer, Call, Terms};
 use crate::stats::{OpenReport, Stats};
 use crate::storage::{FileStorage, Storage};
+use crate::sync::Mutex;
 use crate::wait::{Bell, Caller, now};
 
 /// How long a caller sleeps between two tries for a directory's lock.
@@ -297,11 +298,11 @@ impl Store {
             let tells = Arc::clone(&told);
             drop(helper::spawn("keyonce-close", move || {
                 let closed = engine.close(wait_ms);
-                *tells.1.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+                *tells.1.lock() = closed;
                 tells.0.ring();
             })?);
             told.0.rung(Caller::Task, None).await;
-            told.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
+            told.1.lock().clone()
         }
     }
 }

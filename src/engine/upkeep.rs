@@ -16,13 +16,8 @@ const SWEEPS_A_WINDOW: u64 = 8;
 const SWEEP_BUCKETS: usize = 512;
 
 impl Engine {
-    /// What nobody should have to wait for: syncing rolled segments, making the next one ready, retiring old ones.
+    /// What nobody should have to wait for: making the next segment ready, syncing rolled ones, retiring old ones.
     pub(super) fn keep_house(&self) {
-        let _turn = self.turn_to_keep_house.lock();
-        if let Err(closed) = self.refuse_closed() {
-            self.room.serve(&Err(closed));
-            return;
-        }
         // Who waits for room goes first, unless only what is past its use can give it.
         if self.room.is_waited_at()
             && let Ok(()) = self.log.prepare_successor(&self.commit)
@@ -30,10 +25,19 @@ impl Engine {
             self.room.serve(&Ok(()));
         }
         self.say_what_was_left_unsaid();
+        let prepared = self.take_turn_to_keep_house();
+        self.room.serve(&prepared);
+    }
+
+    /// Calls nothing that may come back here: a turn waits for the one before.
+    fn take_turn_to_keep_house(&self) -> Result<(), Error> {
+        let _turn = self.turn_to_keep_house.lock();
+        self.refuse_closed()?;
         if self.retire_what_is_over().is_err() {
             // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
         }
-        self.room.serve(&self.log.prepare_successor(&self.commit));
+        // When that fails nothing was promised to anyone: who needs the room tries again, and is told.
+        self.log.prepare_successor(&self.commit)
     }
 
     fn retire_what_is_over(&self) -> Result<(), Error> {

@@ -160,9 +160,11 @@ impl Fate {
                     && shown.lease_end_ms == Some(owner.lease_end_ms)
                     && shown.checkpoint == owner.checkpoint
             }
+            Self::Held(owner) if owner.detached => is_of(owner) && interrupted(owner, Cause::LeaseLapsed),
+            // A lapse that came before the crash is in the log, unless the crash took it.
             Self::Held(owner) => {
-                let cause = if owner.detached { Cause::LeaseLapsed } else { Cause::Crash };
-                is_of(owner) && interrupted(owner, cause)
+                let lapsed = (owner.lease_end_ms..=now_ms).contains(&shown.since_ms);
+                is_of(owner) && (interrupted(owner, Cause::Crash) || lapsed && interrupted(owner, Cause::LeaseLapsed))
             }
             Self::Stopped { owner, cause, .. } => is_of(owner) && interrupted(owner, *cause),
             Self::Done { owner, bytes, kept, until_ms } => {
