@@ -209,7 +209,6 @@ pub(crate) struct Instant {
 struct Call {
     first_step: u64,
     end_step: u64,
-    before: Hands,
     after: Hands,
 }
 
@@ -237,7 +236,7 @@ impl Oracle {
     }
 
     pub(crate) fn begin(&mut self, step: u64, hands: Hands) {
-        self.calls.push(Call { first_step: step, end_step: u64::MAX, before: hands, after: hands });
+        self.calls.push(Call { first_step: step, end_step: u64::MAX, after: hands });
     }
 
     pub(crate) fn end(&mut self, step: u64, hands: Hands) {
@@ -319,7 +318,8 @@ impl Oracle {
         let mut instants: Vec<Instant> = Vec::new();
         for (number, call) in self.calls.iter().enumerate() {
             if call.first_step < step && step < call.end_step {
-                instants.push(Instant { ended: number, running: true, hands: call.before });
+                // A call that moves the clock takes its steps when the clock has moved.
+                instants.push(Instant { ended: number, running: true, hands: call.after });
             }
             if call.end_step == step {
                 let instant = Instant { ended: number + 1, running: false, hands: call.after };

@@ -306,7 +306,8 @@ fn p8_a_second_run_needs_a_policy_and_a_lapsed_lease_a_decision() {
         let store = place.open();
         drop(fresh(&store, &key("dropped")));
         let lapsed = fresh(&store, &key("lapsed"));
-        let next = as_fresh(store.reserve_with(&key("dropped"), request(), &take_over).unwrap());
+        let longer = take_over.clone().lease(2 * LEASE);
+        let next = as_fresh(store.reserve_with(&key("dropped"), request(), &longer).unwrap());
         assert_eq!(next.attempt_view().number(), 2);
         place.clock.advance(LEASE);
         let stop = as_interrupted(store.reserve_with(&key("lapsed"), request(), &take_over).unwrap());
