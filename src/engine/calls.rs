@@ -1,0 +1,212 @@
+//! Calls from their first step to their answer, for threads and for tasks.
+//!
+//! A call takes its step under the shard lock and then waits, outside every lock, until what its answer rests on is
+//! durable. Where the log has no room the step changes nothing, and is taken again when the next segment is ready. A
+//! thread makes that ready itself and leads its own sync; a task leaves both to the store's helpers, and never blocks.
+
+use std::sync::Arc;
+
+use super::{Acted, Begun, Engine, RestsOn, Waiter, Waits};
+use crate::error::{Error, ErrorKind};
+use crate::key::Key;
+use crate::log::NotAppended;
+use crate::options::Durability;
+use crate::state::{Answer, Call, Guard, Lease, State};
+use crate::wait::Caller;
+
+impl Engine {
+    /// An act of whoever holds this guard: once it has ended, the act is superseded.
+    pub(crate) async fn call_of_guard(
+        &self,
+        key: &Key,
+        guard_id: u64,
+        call: Call,
+        given: &[u8],
+        caller: Caller,
+    ) -> Result<Acted, Error> {
+        let guarded = |guard: Option<Guard>| match guard {
+            Some(guard) if guard.id == guard_id => call,
+            Some(_) | None => Call::Release { token: 0 },
+        };
+        let begun = self.begin(key, &guarded, given, self.waits(), None, caller).await?;
+        self.settled(begun, caller).await
+    }
+
+    /// An act of an owner, of who found out about an interrupted key, or of an operator, with the bytes that its record
+    /// is to carry.
+    pub(crate) async fn call(&self, key: &Key, call: Call, given: &[u8], caller: Caller) -> Result<Acted, Error> {
+        let begun = self.begin_call(key, call, given, caller).await?;
+        self.settled(begun, caller).await
+    }
+
+    /// The first half of [`Engine::call`].
+    pub(crate) async fn begin_call(&self, key: &Key, call: Call, given: &[u8], caller: Caller) -> Result<Begun, Error> {
+        self.begin(key, &|_| call, given, self.waits(), None, caller).await
+    }
+
+    /// Goes on with a detached reservation.
+    pub(crate) async fn reattach(&self, key: &Key, token: u64, lease: Lease, caller: Caller) -> Result<Begun, Error> {
+        let call = |guard: Option<Guard>| Call::Reattach { token, lease, guard_lives: guard.is_some() };
+        self.begin(key, &call, &[], self.waits(), None, caller).await
+    }
+
+    /// The act of a guard that is dropped: it waits for nothing, and what cannot be said now is said later.
+    pub(crate) fn drop_guard(&self, key: &Key, call: Call) -> Result<(), Error> {
+        match self.step(key, &|_| call, &[], Waits::ForNothing, None) {
+            Ok(_) => Ok(()),
+            Err(NotAppended::Failed(error)) => Err(error),
+            Err(NotAppended::NoRoom) => {
+                self.left_unsaid.lock().push((key.clone(), call));
+                self.housekeeping_is_due();
+                Ok(())
+            }
+        }
+    }
+
+    /// Says what dropped guards left unsaid. Where that fails, they end without a word in the log.
+    pub(super) fn say_what_was_left_unsaid(&self) {
+        let left_unsaid = std::mem::take(&mut *self.left_unsaid.lock());
+        for (key, call) in left_unsaid {
+            let said = loop {
+                match self.step(&key, &|_| call, &[], Waits::ForNothing, None) {
+                    Ok(_) => break Ok(()),
+                    Err(NotAppended::NoRoom) => {
+                        if let Err(error) = self.log.prepare_successor(&self.commit) {
+                            break Err(error);
+                        }
+                    }
+                    Err(NotAppended::Failed(error)) => break Err(error),
+                }
+            };
+            if let (Err(_), Call::Interrupt { token, .. } | Call::Release { token }) = (said, call) {
+                self.let_go(&key, token);
+            }
+        }
+    }
+
+    /// Takes the guard of `token` off without a word in the log: the key reads as interrupted.
+    pub(crate) fn let_go(&self, key: &Key, token: u64) {
+        let held = self.shard(key.hash(&self.seed)).lock().held.remove(&token);
+        for place in held.into_iter().flat_map(|held| held.places) {
+            place.look_again();
+        }
+        if self.draining() {
+            self.ring_who_closes();
+        }
+    }
+
+    /// The state of a key, without changing it, and its checkpoint.
+    pub(crate) async fn peek(&self, key: &Key, caller: Caller) -> Result<(State, Arc<[u8]>), Error> {
+        let Begun { acted, rests_on } = self.look_at(key)?;
+        self.settle(rests_on, caller).await?;
+        Ok((acted.state, acted.payload))
+    }
+
+    fn look_at(&self, key: &Key) -> Result<Begun, Error> {
+        let hash = key.hash(&self.seed);
+        let shard = self.shard(hash).lock();
+        self.refuse_closed()?;
+        let live = self.log.live().read();
+        let look = self.look(&live, &shard, hash, key, self.now_ms())?;
+        let payload = match look.state {
+            State::InFlight(_) | State::Interrupted(..) => look.payload(),
+            State::Absent | State::Done(_) => Arc::default(),
+        };
+        let rests_on = look.rests_on(self.options.durability);
+        Ok(Begun { acted: Acted { answer: Answer::Done, state: look.state, payload, guard_id: None }, rests_on })
+    }
+
+    /// Makes durable all that was appended before the call.
+    pub(crate) async fn sync(&self, caller: Caller) -> Result<(), Error> {
+        self.refuse_closed()?;
+        self.settle(Some(RestsOn { end_lsn: self.log.end(), level: Durability::PowerLoss }), caller).await
+    }
+
+    fn waits(&self) -> Waits {
+        Waits::For(self.options.durability)
+    }
+
+    /// Takes the step of a call, as soon as there is room for it.
+    pub(super) async fn begin(
+        &self,
+        key: &Key,
+        call: &(dyn Fn(Option<Guard>) -> Call + Sync),
+        given: &[u8],
+        waits: Waits,
+        waiter: Option<&Arc<Waiter>>,
+        caller: Caller,
+    ) -> Result<Begun, Error> {
+        loop {
+            match self.step(key, call, given, waits, waiter) {
+                Ok(begun) => return Ok(begun),
+                Err(NotAppended::NoRoom) => self.make_room(caller).await?,
+                Err(NotAppended::Failed(error)) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Has the next segment made ready.
+    async fn make_room(&self, caller: Caller) -> Result<(), Error> {
+        match caller {
+            Caller::Thread => self.log.prepare_successor(&self.commit).map_err(|error| self.refused(error)),
+            Caller::Task => {
+                let order = self.room.order();
+                self.housekeeping_is_due();
+                order.bell.rung(caller, None).await;
+                order.outcome()
+            }
+        }
+    }
+
+    /// A full disk may have room once what is past its use is given up.
+    fn refused(&self, error: Error) -> Error {
+        if matches!(error.kind(), ErrorKind::Full { .. }) {
+            self.housekeeping_is_due();
+        }
+        error
+    }
+
+    async fn settled(&self, begun: Begun, caller: Caller) -> Result<Acted, Error> {
+        self.settle(begun.rests_on, caller).await?;
+        Ok(begun.acted)
+    }
+
+    /// Returns once what an answer rests on survives what its level names.
+    pub(crate) async fn settle(&self, rests_on: Option<RestsOn>, caller: Caller) -> Result<(), Error> {
+        match (rests_on, caller) {
+            (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Thread) => {
+                self.commit.wait(end_lsn, &|| self.log.sync())
+            }
+            (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Task) => {
+                self.commit.wait_as_task(end_lsn, &|| self.ask_for_a_sync()).await
+            }
+            (Some(RestsOn { level: Durability::ProcessCrash | Durability::Interval(_), .. }) | None, _) => Ok(()),
+        }
+    }
+
+    /// Waits for what all these answers rest on at once: one sync serves them, where one is needed. What then fails to
+    /// settle on its own says why.
+    pub(crate) async fn settle_all(&self, rest_on: impl Iterator<Item = RestsOn>, caller: Caller) {
+        let highest = rest_on.filter(|on| on.level == Durability::PowerLoss).max_by_key(|on| on.end_lsn);
+        if self.settle(highest, caller).await.is_err() {
+            // Each answer is settled on its own, and told the failure if it rests on what is not durable.
+        }
+    }
+
+    /// [`Engine::settle`] on this thread, for what the store itself needs to be durable.
+    pub(super) fn settle_here(&self, end_lsn: u64) -> Result<(), Error> {
+        self.commit.wait(end_lsn, &|| self.log.sync())
+    }
+
+    pub(super) fn ask_for_a_sync(&self) {
+        if !self.leader.call() {
+            self.commit.see_to_what_is_wanted(&|| self.log.sync());
+        }
+    }
+
+    pub(super) fn housekeeping_is_due(&self) {
+        if !self.helper.call() {
+            self.keep_house();
+        }
+    }
+}
