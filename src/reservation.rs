@@ -168,7 +168,7 @@ impl Reservation {
     /// [`NotStored`] gives the reservation back: `TooLarge` for more than `response_bytes_max` bytes (complete again,
     /// with less), `Full`, `Poisoned`, `Closed`, `Io`.
     pub fn complete(self, response: &[u8]) -> Result<Completion, NotStored> {
-        now(self.finish(response, true, Caller::Thread))
+        self.finish_here(response, true)
     }
 
     /// As [`complete`](Self::complete), for a task. Dropped once it was polled, it has stored the response or leaves
@@ -188,7 +188,7 @@ impl Reservation {
     ///
     /// As [`complete`](Self::complete).
     pub fn complete_without_body(self, reference: &[u8]) -> Result<Completion, NotStored> {
-        now(self.finish(reference, false, Caller::Thread))
+        self.finish_here(reference, false)
     }
 
     /// As [`complete_without_body`](Self::complete_without_body), for a task.
@@ -202,6 +202,18 @@ impl Reservation {
     ) -> impl Future<Output = Result<Completion, NotStored>> + Send + use<> {
         let reference = reference.to_vec();
         async move { self.finish(&reference, false, Caller::Task).await }
+    }
+
+    fn finish_here(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
+        let call = Call::Complete { token: self.token().to_u64(), body_kept };
+        let begun = self.held.engine.begin_call_here(&self.held.key, call, bytes);
+        match begun.and_then(|begun| self.held.engine.settle_here(begun.rests_on).map(|()| begun.acted)) {
+            Ok(acted) => {
+                self.ending = Ending::Ended;
+                Ok(Completion::of(&acted))
+            }
+            Err(error) => Err(NotStored { error, reservation: self }),
+        }
     }
 
     pub(crate) async fn finish(self, bytes: &[u8], body_kept: bool, caller: Caller) -> Result<Completion, NotStored> {

@@ -123,8 +123,10 @@ impl Store {
     ///
     /// Also `InvalidOptions`, naming the option.
     pub fn reserve_with(&self, key: &Key, fingerprint: Fingerprint, with: &ReserveOptions) -> Result<Reserve, Error> {
-        let (question, wait_ms) = self.question(key, fingerprint, with)?;
-        now(Reserve::ask(&question, wait_ms, Caller::Thread))
+        match self.question(key, fingerprint, with)? {
+            (question, 0) => Reserve::ask_here(&question),
+            (question, wait_ms) => now(Reserve::ask(&question, wait_ms, Caller::Thread)),
+        }
     }
 
     /// As [`reserve_with`](Self::reserve_with), for a task. Dropped before it is ready, it leaves nothing behind: what

@@ -3,6 +3,9 @@
 //! A call takes its step under the shard lock and then waits, outside every lock, until what its answer rests on is
 //! durable. Where the log has no room the step changes nothing, and is taken again when the next segment is ready. A
 //! thread makes that ready itself and leads its own sync; a task leaves both to the store's helpers, and never blocks.
+//!
+//! One body serves both kinds of callers. The two calls that a service makes all the time, a reserve that does not wait
+//! and a completion, have one of their own for threads, since moving a future about costs as much as the call.
 
 use std::sync::Arc;
 
@@ -11,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::log::NotAppended;
 use crate::options::Durability;
-use crate::state::{Answer, Call, Guard, Lease, State};
+use crate::state::{Answer, Call, Guard, Lease, State, Terms};
 use crate::wait::Caller;
 
 impl Engine {
@@ -136,26 +139,51 @@ impl Engine {
         waiter: Option<&Arc<Waiter>>,
         caller: Caller,
     ) -> Result<Begun, Error> {
+        if caller == Caller::Thread {
+            return self.begin_here(key, call, given, waits, waiter);
+        }
         loop {
             match self.step(key, call, given, waits, waiter) {
                 Ok(begun) => return Ok(begun),
-                Err(NotAppended::NoRoom) => self.make_room(caller).await?,
+                Err(NotAppended::NoRoom) => {
+                    let order = self.room.order();
+                    self.housekeeping_is_due();
+                    order.bell.rung(caller, None).await;
+                    order.outcome()?;
+                }
                 Err(NotAppended::Failed(error)) => return Err(self.refused(error)),
             }
         }
     }
 
-    /// Has the next segment made ready.
-    async fn make_room(&self, caller: Caller) -> Result<(), Error> {
-        match caller {
-            Caller::Thread => self.log.prepare_successor(&self.commit).map_err(|error| self.refused(error)),
-            Caller::Task => {
-                let order = self.room.order();
-                self.housekeeping_is_due();
-                order.bell.rung(caller, None).await;
-                order.outcome()
+    /// [`Engine::begin`] on this thread.
+    fn begin_here(
+        &self,
+        key: &Key,
+        call: &dyn Fn(Option<Guard>) -> Call,
+        given: &[u8],
+        waits: Waits,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<Begun, Error> {
+        loop {
+            match self.step(key, call, given, waits, waiter) {
+                Ok(begun) => return Ok(begun),
+                Err(NotAppended::NoRoom) => {
+                    self.log.prepare_successor(&self.commit).map_err(|error| self.refused(error))?;
+                }
+                Err(NotAppended::Failed(error)) => return Err(self.refused(error)),
             }
         }
+    }
+
+    /// Reserves a key, or says what is known of it, on this thread and without waiting for who may own it.
+    pub(crate) fn reserve_here(&self, key: &Key, terms: Terms) -> Result<Begun, Error> {
+        self.begin_here(key, &|_| Call::Reserve(terms), &[], Waits::For(terms.durability), None)
+    }
+
+    /// [`Engine::begin_call`] on this thread.
+    pub(crate) fn begin_call_here(&self, key: &Key, call: Call, given: &[u8]) -> Result<Begun, Error> {
+        self.begin_here(key, &|_| call, given, self.waits(), None)
     }
 
     /// A full disk may have room once what is past its use is given up.
@@ -174,13 +202,18 @@ impl Engine {
     /// Returns once what an answer rests on survives what its level names.
     pub(crate) async fn settle(&self, rests_on: Option<RestsOn>, caller: Caller) -> Result<(), Error> {
         match (rests_on, caller) {
-            (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Thread) => {
-                self.commit.wait(end_lsn, &|| self.log.sync())
-            }
             (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Task) => {
                 self.commit.wait_as_task(end_lsn, &|| self.ask_for_a_sync()).await
             }
-            (Some(RestsOn { level: Durability::ProcessCrash | Durability::Interval(_), .. }) | None, _) => Ok(()),
+            (Some(_) | None, _) => self.settle_here(rests_on),
+        }
+    }
+
+    /// [`Engine::settle`] on this thread.
+    pub(crate) fn settle_here(&self, rests_on: Option<RestsOn>) -> Result<(), Error> {
+        match rests_on {
+            Some(RestsOn { end_lsn, level: Durability::PowerLoss }) => self.sync_to(end_lsn),
+            Some(RestsOn { level: Durability::ProcessCrash | Durability::Interval(_), .. }) | None => Ok(()),
         }
     }
 
@@ -193,8 +226,8 @@ impl Engine {
         }
     }
 
-    /// [`Engine::settle`] on this thread, for what the store itself needs to be durable.
-    pub(super) fn settle_here(&self, end_lsn: u64) -> Result<(), Error> {
+    /// Returns once the log is durable up to here; this thread syncs if nobody else is at it.
+    pub(super) fn sync_to(&self, end_lsn: u64) -> Result<(), Error> {
         self.commit.wait(end_lsn, &|| self.log.sync())
     }
 

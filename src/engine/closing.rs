@@ -111,8 +111,8 @@ impl Engine {
 
     fn end(&self, unfinished: u64) -> Result<(), Error> {
         self.log.refuse();
-        self.settle_here(self.log.end())?;
+        self.sync_to(self.log.end())?;
         let closed = self.log.close(unfinished, &self.commit)?;
-        self.settle_here(closed.end)
+        self.sync_to(closed.end)
     }
 }

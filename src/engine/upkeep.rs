@@ -42,7 +42,7 @@ impl Engine {
 
     fn retire_what_is_over(&self) -> Result<(), Error> {
         if let Some(end) = self.log.rolled_end() {
-            self.settle_here(end)?;
+            self.sync_to(end)?;
         }
         // What a round copies, it does not look at again.
         let newest_number = self.log.newest_number();
@@ -55,7 +55,7 @@ impl Engine {
                 self.carry_forward(over.number)?;
             }
             // Every copy that was ever made out of it is durable before its file can be given away.
-            self.settle_here(self.carried_end.load(Ordering::Relaxed))?;
+            self.sync_to(self.carried_end.load(Ordering::Relaxed))?;
             self.log.retire(over.number, || self.pass_through_shards());
             self.sweep();
         }

@@ -180,7 +180,7 @@ impl Engine {
     pub(crate) async fn reserve(&self, key: &Key, terms: Terms, wait_ms: u64, caller: Caller) -> Result<Begun, Error> {
         let call = |_| Call::Reserve(terms);
         let waits = Waits::For(terms.durability);
-        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+        let deadline_ms = if wait_ms == 0 { 0 } else { self.now_ms().saturating_add(wait_ms) };
         while wait_ms > 0 && self.now_ms() < deadline_ms {
             let waiter = Waiter { bell: Bell::new(), terms, deadline_ms, standing: Mutex::new(Standing::Looks) };
             let waiting = Waiting { engine: self, key, waiter: Arc::new(waiter) };

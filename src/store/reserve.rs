@@ -33,6 +33,14 @@ impl Reserve {
         Self::answer(question, begun, caller).await
     }
 
+    /// Asks on this thread, without waiting for who may own the key.
+    pub(super) fn ask_here(question: &Question<'_>) -> Result<Self, Error> {
+        let begun = question.engine.reserve_here(question.key, question.terms)?;
+        let answer = Self::of(question, begun.acted);
+        question.engine.settle_here(begun.rests_on)?;
+        Ok(answer.seen(question))
+    }
+
     /// The answer, once what it rests on is durable. Who is not there any more to be told it owns nothing.
     pub(crate) async fn answer(question: &Question<'_>, begun: Begun, caller: Caller) -> Result<Self, Error> {
         let answer = Self::of(question, begun.acted);
