@@ -206,6 +206,7 @@ impl Engine {
             left_unsaid: Mutex::default(),
             on_clock_move: Mutex::new(None),
         });
+        engine.say_what_an_earlier_run_left()?;
         if with_helper {
             engine.start_helpers()?;
         }

@@ -72,6 +72,7 @@ mod format;
 mod helper;
 mod index;
 mod key;
+mod left;
 mod log;
 mod map;
 mod options;

@@ -26,6 +26,7 @@ use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
 use crate::format::{self, Closed, Draft, Next, Role, SegmentHeader};
 use crate::index::{self, Address};
+use crate::left::Whose;
 use crate::retention::SEGMENT_BYTES_STEP;
 use crate::segment::{self, Life};
 use crate::storage::{Access, Segment, Storage};
@@ -241,6 +242,11 @@ impl Log {
     /// Store time, which every part of the run reads from one place.
     pub(crate) fn time(&self) -> &StoreTime {
         &self.run.time
+    }
+
+    /// Whose log it is, in this process.
+    pub(crate) fn whose(&self) -> Whose {
+        (self.run.storage.number(), self.run.store_id)
     }
 
     /// The live segments. A reader of records holds a shard lock, too, or knows that nothing retires.

@@ -84,6 +84,12 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     ///
     /// Whatever the sync says.
     fn sync_directory(&self) -> io::Result<()>;
+
+    /// Tells this storage from another of this process with a copy of the same store: two disks, or one at two moments.
+    /// Directories need no such number.
+    fn number(&self) -> u64 {
+        0
+    }
 }
 
 /// What a segment is opened for.

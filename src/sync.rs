@@ -51,8 +51,7 @@ mod real {
     }
 
     /// A lock the model checker must not see: the simulated disk's and the manual clock's own, which stand for the
-    /// machine.
-    #[cfg(any(test, feature = "testing"))]
+    /// machine, and that of what belongs to the whole process.
     pub(crate) type UnmodelledMutex<T> = parking_lot::Mutex<T>;
 }
 

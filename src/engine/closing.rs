@@ -3,8 +3,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::Engine;
+use super::{Engine, Shard};
 use crate::error::Error;
+use crate::format::Cause;
+use crate::key::Key;
+use crate::left;
+use crate::state::Call;
 use crate::sync::Ordering;
 use crate::wait::Bell;
 
@@ -81,6 +85,7 @@ impl Engine {
     fn interrupt_all(&self) -> u64 {
         self.closed.store(true, Ordering::Release);
         let mut unfinished = 0;
+        let mut left_unsaid = Vec::new();
         for shard in &self.shards {
             let (places, tokens) = {
                 let mut shard = shard.lock();
@@ -95,12 +100,35 @@ impl Engine {
             unfinished += tokens.len() as u64;
             for token in tokens {
                 if self.end_lease(shard, token).is_err() {
-                    // The record only says who may take over; without it, the reservation counts as crashed.
+                    left_unsaid.extend(self.key_of(&shard.lock(), token).map(|key| (key, token)));
                 }
             }
             shard.lock().held.clear();
         }
+        left::leave(self.log.whose(), left_unsaid);
         unfinished
+    }
+
+    /// The key of a reservation that a guard holds.
+    fn key_of(&self, shard: &Shard, token: u64) -> Option<Key> {
+        let address = shard.held.get(&token)?.address?;
+        let live = self.log.live().read();
+        let (record, _) = live.get(address.segment)?.state_record(address.offset).ok()?;
+        Key::new(record.scope, record.id).ok()
+    }
+
+    /// Says what the run before this one, in this process, could not say of reservations that were still held.
+    pub(super) fn say_what_an_earlier_run_left(&self) -> Result<(), Error> {
+        let mut left = left::take(self.log.whose());
+        while let Some((key, token)) = left.pop() {
+            let call = Call::Interrupt { token, cause: Cause::LeaseLapsed };
+            if let Err(error) = self.begin_call_here(&key, call, &[]) {
+                left.push((key, token));
+                left::leave(self.log.whose(), left);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn ring_who_closes(&self) {

@@ -82,11 +82,16 @@ pub struct SimDisk {
 }
 
 pub(super) struct Shared {
+    /// No other disk of this process has it.
+    pub(super) number: u64,
     pub(super) machine: UnmodelledMutex<Machine>,
     pub(super) on_step: UnmodelledMutex<Option<OnStep>>,
 }
 
 pub(super) type OnStep = Arc<dyn Fn(Step) + Send + Sync>;
+
+/// How many disks there have been.
+static DISKS: UnmodelledMutex<u64> = UnmodelledMutex::new(0);
 
 /// Whether the allocator was told.
 static KEEP_MEMORY: Once = Once::new();
@@ -139,8 +144,14 @@ impl SimDisk {
     }
 
     fn of(machine: Machine) -> Self {
+        let mut disks = DISKS.lock();
+        *disks += 1;
         Self {
-            shared: Arc::new(Shared { machine: UnmodelledMutex::new(machine), on_step: UnmodelledMutex::new(None) }),
+            shared: Arc::new(Shared {
+                number: *disks,
+                machine: UnmodelledMutex::new(machine),
+                on_step: UnmodelledMutex::new(None),
+            }),
         }
     }
 

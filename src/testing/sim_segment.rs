@@ -84,6 +84,10 @@ fn not_locked() -> io::Error {
 }
 
 impl Storage for SimDisk {
+    fn number(&self) -> u64 {
+        self.shared.number
+    }
+
     fn lock(&self) -> io::Result<Option<Box<dyn Any + Send + Sync>>> {
         let mut machine = self.shared.machine.lock();
         if machine.lock.strong_count() > 0 {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
 use keyonce::{
-    Completion, Durability, ErrorKind, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions, Retention,
-    Store,
+    Cause, Completion, Durability, ErrorKind, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions,
+    Retention, Store,
 };
 
 use crate::ring::{START_MS, options};
@@ -417,4 +417,25 @@ fn carrying_forward_comes_to_an_end() {
             Err(e) => panic!("after {last}: {e:?}"),
         }
     }
+}
+
+/// A poisoned store cannot say that its reservations are still held: the process remembers, and nobody takes over from
+/// an owner that may be at work. In the image of a crash, that owner is gone.
+#[test]
+fn a_reservation_that_outlives_a_poisoned_store_in_its_process_has_lapsed_and_not_crashed() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let held = fresh(&store, "held");
+    let token = held.token();
+    disk.fail_from(disk.steps(), EIO);
+    assert!(store.sync().is_err());
+    assert!(store.close(Duration::ZERO).is_err());
+    disk.heal();
+    let crashed = disk.crash_all_new();
+    for (disk, cause) in [(crashed, Cause::Crash), (disk, Cause::LeaseLapsed)] {
+        let store = testing::open(disk, options(&clock), 2).unwrap();
+        let Reserve::Interrupted(found) = store.reserve(&key("held"), request()).unwrap() else { panic!() };
+        assert_eq!((found.token, found.cause()), (token, cause));
+    }
+    drop(held);
 }
