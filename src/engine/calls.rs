@@ -81,7 +81,9 @@ impl Engine {
                     Err(NotAppended::Failed(error)) => break Err(error),
                 }
             };
-            if let (Err(_), Call::Interrupt { token, .. } | Call::Release { token }) = (said, call) {
+            if let (Err(_), Call::Interrupt { token, .. } | Call::Release { token } | Call::Detach { token, .. }) =
+                (said, call)
+            {
                 self.let_go(&key, token);
             }
         }
