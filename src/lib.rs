@@ -68,6 +68,7 @@ mod commit;
 mod engine;
 mod entropy;
 mod error;
+mod event;
 mod format;
 mod helper;
 mod index;
@@ -92,6 +93,7 @@ mod wait;
 pub use crate::clock::{Clock, SystemClock};
 pub use crate::engine::CloseReport;
 pub use crate::error::{Error, ErrorKind};
+pub use crate::event::Event;
 pub use crate::format::Cause;
 pub use crate::key::{Fingerprint, FingerprintBuilder, InvalidKey, Key, Scope, Token};
 pub use crate::options::{AppendMode, Durability, OnDrop, OnInterrupted, Options, ReserveOptions};
@@ -100,7 +102,7 @@ pub use crate::reservation::{
     Reservation, Response, TooOld,
 };
 pub use crate::retention::Retention;
-pub use crate::stats::{OpenReport, Stats};
+pub use crate::stats::{OpenReport, RetryAges, Stats};
 pub use crate::store::{Ask, Failed, OnceError, Outcome, Reserve, Store};
 
 /// The README's example compiles.

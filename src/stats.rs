@@ -1,5 +1,11 @@
 //! What a store tells of itself: counters, and what opening it found.
 
+mod fresh_keys;
+mod retry_ages;
+
+pub(crate) use self::fresh_keys::FreshKeys;
+pub use self::retry_ages::RetryAges;
+
 /// What opening the store found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -52,6 +58,12 @@ pub struct Stats {
     pub released: u64,
     /// Acts of an owner that was no longer the latest.
     pub superseded: u64,
+    /// How old keys were when their duplicates came: the retry window as it was measured.
+    pub retry_ages: RetryAges,
+    /// Requests that came again in the same scope within a minute of the first time, with the same fingerprint but
+    /// under another key: a client that makes a new key for each try defeats the purpose of keys. Sampled: one
+    /// fingerprint in eight is watched, of a busy store fewer. Nobody is refused for it.
+    pub fresh_key_per_retry: u64,
     /// Interrupted keys whose retention passed before anybody resolved them; counted when the key is asked for again,
     /// or its segment is given up.
     pub expired_unresolved: u64,
@@ -86,6 +98,8 @@ impl Stats {
         self.completed += other.completed;
         self.released += other.released;
         self.superseded += other.superseded;
+        self.retry_ages.add(&other.retry_ages);
+        self.fresh_key_per_retry += other.fresh_key_per_retry;
         self.expired_unresolved += other.expired_unresolved;
     }
 }
