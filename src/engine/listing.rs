@@ -13,13 +13,13 @@ use std::iter::FusedIterator;
 use std::sync::Arc;
 use std::vec;
 
-use super::{Engine, SHARDS};
+use super::{Engine, RestsOn, SHARDS};
 use crate::error::Error;
 use crate::format::{StateKind, StateRecord};
 use crate::index::Address;
 use crate::key::Key;
-use crate::options::Durability;
 use crate::state::State;
+use crate::wait::{Caller, now};
 
 /// How many keys are looked up, or records read, before the lock is free again.
 const LOOKS_AT_ONCE: usize = 64;
@@ -43,8 +43,8 @@ pub(crate) struct Listed {
     pub(crate) state: State,
     /// The checkpoint of an unfinished key.
     pub(crate) checkpoint: Arc<[u8]>,
-    /// Up to where the log must be durable before this may be told, and at which level.
-    rests_on: Option<(u64, Durability)>,
+    /// What must be durable before this may be told.
+    rests_on: Option<RestsOn>,
 }
 
 /// A list of keys that is being told.
@@ -83,6 +83,9 @@ impl Listing {
             }
             self.to_look_up = self.engine.keys_of_shard(self.shard, self.wanted)?.into_iter();
             self.shard += 1;
+        }
+        if self.to_look_up.len() == 0 {
+            return Ok(true);
         }
         let some = self.to_look_up.by_ref().take(LOOKS_AT_ONCE);
         self.to_tell.extend(self.engine.look_up_listed(self.shard - 1, self.wanted, some)?);
@@ -191,9 +194,7 @@ impl Engine {
     }
 
     fn settle_listed(&self, listed: Listed) -> Result<Listed, Error> {
-        if let Some((end_lsn, level)) = listed.rests_on {
-            self.settle(end_lsn, level)?;
-        }
+        now(self.settle(listed.rests_on, Caller::Thread))?;
         Ok(listed)
     }
 }

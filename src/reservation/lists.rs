@@ -8,7 +8,7 @@ use crate::engine::{Engine, Listed, Listing, Wanted};
 use crate::error::Error;
 use crate::key::Key;
 use crate::options::Checked;
-use crate::state::{Ask, Owned, State};
+use crate::state::{Owned, Policy, State, Terms};
 
 /// All keys that are known, in no order that means anything: made by [`Store::keys`](crate::Store::keys).
 ///
@@ -17,7 +17,8 @@ use crate::state::{Ask, Owned, State};
 /// and its item. A key that is known all the time is told exactly once; one that comes, goes or is reserved anew
 /// meanwhile, at most once.
 ///
-/// An item is `Err` where a record cannot be read, or cannot be made durable as its level asks for; the list goes on
+/// An item may wait for a sync, as any answer does: in asynchronous code, go through the list on a thread that may block.
+/// It is `Err` where a record cannot be read, or cannot be made durable as its level asks for; the list goes on
 /// after it. Once the store is closed, the list gives `Closed` once and ends.
 #[derive(Debug)]
 #[must_use = "a list does nothing until it is gone through"]
@@ -72,7 +73,7 @@ impl Iterator for InterruptedKeys {
         Some(listed.map(|Listed { key, state, checkpoint, .. }| {
             let State::Interrupted(owned, stop) = state else { panic!("{state:?} was listed as interrupted") };
             let options = engine.options();
-            let question = Question { engine, key: &key, ask: ask_again(options, &owned), on_drop: options.on_drop };
+            let question = Question { engine, key: &key, terms: terms_again(options, &owned), on_drop: options.on_drop };
             Interrupted::new(question.keep(), &owned, stop, checkpoint)
         }))
     }
@@ -81,13 +82,13 @@ impl Iterator for InterruptedKeys {
 impl FusedIterator for InterruptedKeys {}
 
 /// What a caller would ask who asked for the same request as the key stands for.
-fn ask_again(options: &Checked, owned: &Owned) -> Ask {
-    Ask {
+fn terms_again(options: &Checked, owned: &Owned) -> Terms {
+    Terms {
         fingerprint: owned.fingerprint,
         retention_ms: owned.retention_ms.min(options.retention_ms),
-        lease_ms: options.lease_ms,
+        lease: options.lease,
         durability: options.durability,
-        take_over: false,
-        issued_at_ms: None,
+        policy: Policy::Surface,
+        too_old: false,
     }
 }
