@@ -9,6 +9,7 @@
 
 mod calls;
 mod closing;
+mod listing;
 mod upkeep;
 mod waiting;
 
@@ -36,6 +37,7 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 pub use self::closing::CloseReport;
 use self::closing::Closing;
+pub(crate) use self::listing::{Listed, Listing, Wanted};
 use self::waiting::{Aftermath, Place, Waiter};
 
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.

@@ -98,8 +98,8 @@ pub use crate::format::Cause;
 pub use crate::key::{Fingerprint, FingerprintBuilder, InvalidKey, Key, Scope, Token};
 pub use crate::options::{AppendMode, Durability, OnDrop, OnInterrupted, Options, ReserveOptions};
 pub use crate::reservation::{
-    Attempt, Body, Completion, InFlight, Interrupted, KeyInfo, KeyState, Mismatch, NotReattached, NotStored,
-    Reservation, Response, TooOld,
+    Attempt, Body, Completion, InFlight, Interrupted, InterruptedKeys, KeyInfo, KeyState, Keys, Mismatch,
+    NotReattached, NotStored, Reservation, Response, TooOld,
 };
 pub use crate::retention::Retention;
 pub use crate::stats::{OpenReport, RetryAges, Stats};

@@ -4,6 +4,7 @@
 //! which decides by the token. Nothing here touches the log.
 
 mod handles;
+mod lists;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 pub(crate) use self::handles::{Asked, Question};
 pub use self::handles::{Body, InFlight, Interrupted, KeyInfo, KeyState, Mismatch, Response, TooOld};
+pub use self::lists::{InterruptedKeys, Keys};
 use crate::engine::{Acted, Begun, Engine, RestsOn};
 use crate::error::Error;
 use crate::format::Cause;

@@ -23,7 +23,7 @@ use crate::helper;
 use crate::key::{Fingerprint, Key, Token};
 use crate::options::{Checked, Options, ReserveOptions};
 use crate::recovery;
-use crate::reservation::{Asked, Ending, KeyInfo, NotReattached, Question, Reservation};
+use crate::reservation::{Asked, Ending, InterruptedKeys, KeyInfo, Keys, NotReattached, Question, Reservation};
 use crate::retention::DURATION_MS_MAX;
 use crate::state::{Answer, Call, Terms};
 use crate::stats::{OpenReport, Stats};
@@ -244,6 +244,46 @@ impl Store {
     pub fn forget_async(&self, key: &Key, reason: &str) -> impl Future<Output = Result<bool, Error>> + Send + use<> {
         let (engine, key, reason) = (Arc::clone(self.engine()), key.clone(), reason.to_owned());
         async move { forget(&engine, &key, &reason, Caller::Task).await }
+    }
+
+    /// All keys that are known, one after the other, while the store goes on: see [`Keys`] for what such a list
+    /// promises.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let store = keyonce::Store::open(dir.path().join("keys"), keyonce::Options::default())?;
+    /// for known in store.keys() {
+    ///     let (key, info) = known?;
+    ///     println!("{key:?} is {:?} since {:?}", info.state, info.since);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keys(&self) -> Keys {
+        Keys::new(&self.handle.engine)
+    }
+
+    /// All keys whose owner never finished, to find out about each what became of it. A service goes through them after
+    /// each opening.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let store = keyonce::Store::open(dir.path().join("keys"), keyonce::Options::default())?;
+    /// # fn ask_the_bank(key: &str) -> Option<Vec<u8>> { let _ = key; None }
+    /// for interrupted in store.interrupted() {
+    ///     let interrupted = interrupted?;
+    ///     let _ = match ask_the_bank(&interrupted.downstream_key("charge")) {
+    ///         Some(receipt) => interrupted.resolve(&receipt)?,
+    ///         None => interrupted.release()?, // The bank never heard of it.
+    ///     };
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn interrupted(&self) -> InterruptedKeys {
+        InterruptedKeys::new(&self.handle.engine)
     }
 
     /// Counters and sizes, as of now.

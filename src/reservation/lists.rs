@@ -73,7 +73,8 @@ impl Iterator for InterruptedKeys {
         Some(listed.map(|Listed { key, state, checkpoint, .. }| {
             let State::Interrupted(owned, stop) = state else { panic!("{state:?} was listed as interrupted") };
             let options = engine.options();
-            let question = Question { engine, key: &key, terms: terms_again(options, &owned), on_drop: options.on_drop };
+            let question =
+                Question { engine, key: &key, terms: terms_again(options, &owned), on_drop: options.on_drop };
             Interrupted::new(question.keep(), &owned, stop, checkpoint)
         }))
     }
