@@ -12,6 +12,7 @@ mod examine;
 mod faults;
 mod images;
 mod kill;
+mod listing;
 mod lock;
 mod oracle;
 mod place;
