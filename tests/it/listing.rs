@@ -5,13 +5,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use keyonce::testing::{self, ManualClock, SimDisk, Storage as _};
 use keyonce::{
-    Cause, Completion, Durability, Error, ErrorKind, Interrupted, InterruptedKeys, Key, KeyInfo, KeyState, Keys,
+    Cause, Clock, Completion, Durability, Error, ErrorKind, Interrupted, InterruptedKeys, Key, KeyInfo, KeyState, Keys,
     Reservation, Reserve, Store,
 };
 
@@ -293,6 +293,79 @@ fn a_held_key_is_in_each_list_once_while_another_thread_makes_segments_go() {
         over.store(true, Ordering::Relaxed);
         println!("{} lists while ten windows passed", lists.join().unwrap());
     });
+}
+
+/// A clock in whose reading something happens: between two steps of a call, on its own thread.
+struct Happens {
+    clock: ManualClock,
+    next: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Happens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Happens").finish_non_exhaustive()
+    }
+}
+
+impl Clock for Happens {
+    fn wall_ms(&self) -> u64 {
+        self.clock.wall_ms()
+    }
+
+    fn boot_ms(&self) -> u64 {
+        // What happens may read the clock: it happens once.
+        let next = self.next.lock().unwrap().pop();
+        if let Some(happens) = next {
+            let later = std::mem::take(&mut *self.next.lock().unwrap());
+            happens();
+            self.next.lock().unwrap().extend(later);
+        }
+        self.clock.boot_ms()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.clock.boot_id()
+    }
+
+    fn sleep(&self, ms: u64) -> Option<Duration> {
+        self.clock.sleep(ms)
+    }
+
+    fn on_move(&self, wake: Weak<dyn Fn() + Send + Sync>) {
+        self.clock.on_move(wake);
+    }
+}
+
+/// A list copies addresses first and reads the records then, with nothing locked: here all their segments go between.
+#[test]
+fn a_key_is_told_although_its_segment_goes_while_the_list_is_there() {
+    for times in 1..=2 {
+        let clock = ManualClock::new(START_MS);
+        let happens = Arc::new(Happens { clock: clock.clone(), next: Mutex::default() });
+        let with = options(&clock).clock(Arc::clone(&happens) as Arc<dyn Clock>);
+        let store = testing::open(SimDisk::new(), with, 1).unwrap();
+        let held: Arc<Vec<_>> = Arc::new((0..640).map(|n| fresh(&store, &key(n.to_string()))).collect());
+        let mut list = store.keys();
+        for time in 0..times {
+            let (store, clock, held) = (store.clone(), clock.clone(), Arc::clone(&held));
+            happens.next.lock().unwrap().push(Box::new(move || {
+                for n in 0..900 {
+                    complete(fresh(&store, &other(time * 1000 + n)), &[5; 2000]);
+                    clock.advance(100 * MS);
+                    if n % 100 == 0 {
+                        held.iter().for_each(|owner| acted(owner.renew(LEASE)));
+                    }
+                }
+            }));
+        }
+        let first = list.next().unwrap().unwrap();
+        assert!(happens.next.lock().unwrap().is_empty(), "all of it happened before the first item");
+        let mut all: HashSet<_> = list.map(|item| item.unwrap().0).collect();
+        assert!(all.insert(first.0));
+        for n in 0..held.len() {
+            assert!(all.contains(&key(n.to_string())), "key {n} is missing");
+        }
+    }
 }
 
 #[test]

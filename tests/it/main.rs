@@ -21,5 +21,6 @@ mod ring;
 mod rows;
 mod smoke;
 mod strays;
+mod table;
 mod windows;
 mod workload;
