@@ -9,6 +9,23 @@ use crate::state::{Answer, State};
 use crate::wait::Caller;
 
 /// The answer to a reserve. Exhaustive on purpose: the compiler asks "and if it was interrupted?".
+///
+/// What becomes of a key, by its state:
+///
+/// | event | Absent | InFlight | Interrupted | Done |
+/// |---|---|---|---|---|
+/// | reserve, same fingerprint | InFlight: `Fresh`; or `TooOld` | `InFlight` | `Interrupted`; by policy InFlight: `Fresh`, attempt + 1, new token; or `InFlight` while held | `Replay` |
+/// | reserve, other fingerprint | as above | `Mismatch` | `Mismatch` | `Mismatch` |
+/// | complete, latest token | `Superseded` | Done | Done | `Superseded` |
+/// | save checkpoint / renew / detach, latest token | `Superseded` | stays | InFlight again | `Superseded` |
+/// | release, latest token | `Superseded` | attempt 1: Absent; later: Interrupted | the same | `Superseded` |
+/// | interrupt / drop, latest token | `Superseded` | Interrupted | Interrupted | `Superseded` |
+/// | reattach, latest token of a detached reservation | `Superseded` | InFlight, if no guard lives (else `InFlight`) | InFlight | `Superseded` |
+/// | any of these, any other token | `Superseded` | `Superseded` | `Superseded` | `Superseded` |
+/// | take over, resolve, release by an `Interrupted` handle | `Superseded` | `Superseded` | acts, only if the token is still the handle's (release: Absent) | `Superseded` |
+/// | forget | nothing to forget | Absent | Absent | Absent |
+/// | lease lapses / holder gone (observed) | - | Interrupted | - | - |
+/// | `kept_until` passes (observed) | - | never while a guard lives | Absent, unless a guard lives | Absent |
 #[derive(Debug)]
 #[must_use = "the answer says whether the work may be done"]
 pub enum Reserve {
