@@ -62,6 +62,9 @@ fn ask(fingerprint: &str, policy: Policy, too_old: bool) -> Call {
 
 const SURFACE: Policy = Policy::Surface;
 const TAKE_OVER: Policy = Policy::TakeOver { also_lapsed: false };
+const TAKE_OVER_LAPSED: Policy = Policy::TakeOver { also_lapsed: true };
+const HELD: Policy = Policy::Hold { ms: 1, opened_ms: NOW };
+const NO_LONGER_HELD: Policy = Policy::Hold { ms: 50, opened_ms: NOW - 50 };
 
 fn outcome(state: &State, call: &Call) -> (Answer, Option<StateKind>) {
     let decision = decide(state, call, NOW);
@@ -116,6 +119,16 @@ fn every_cell_of_the_table() {
         (ask("same", SURFACE, false), [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)]),
         (ask("same", TAKE_OVER, false), [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)]),
         (ask("same", SURFACE, true), [says(Answer::TooOld), says(Answer::InFlight), interrupted, says(Answer::Replay)]),
+        (ask("same", TAKE_OVER_LAPSED, false), [fresh, says(Answer::InFlight), fresh, says(Answer::Replay)]),
+        (ask("same", HELD, false), [fresh, says(Answer::InFlight), says(Answer::InFlight), says(Answer::Replay)]),
+        (ask("same", NO_LONGER_HELD, false), [fresh, says(Answer::InFlight), interrupted, says(Answer::Replay)]),
+        (
+            ask("same", HELD, true),
+            [says(Answer::TooOld), says(Answer::InFlight), says(Answer::InFlight), says(Answer::Replay)],
+        ),
+        (ask("same", TAKE_OVER, true), [says(Answer::TooOld), says(Answer::InFlight), fresh, says(Answer::Replay)]),
+        (ask("other", TAKE_OVER_LAPSED, false), [fresh, mismatch, mismatch, mismatch]),
+        (ask("other", HELD, false), [fresh, mismatch, mismatch, mismatch]),
         (ask("other", SURFACE, false), [fresh, mismatch, mismatch, mismatch]),
         (ask("other", TAKE_OVER, false), [fresh, mismatch, mismatch, mismatch]),
         (ask("other", SURFACE, true), [says(Answer::TooOld), mismatch, mismatch, mismatch]),
@@ -131,7 +144,7 @@ fn every_cell_of_the_table() {
             cells += 1;
         }
     }
-    assert_eq!(cells, 40 * 4);
+    assert_eq!(cells, 47 * 4);
 }
 
 #[test]
@@ -142,13 +155,96 @@ fn a_later_attempt_is_never_released_to_absent() {
 }
 
 #[test]
-fn a_policy_takes_over_only_from_an_owner_that_is_known_to_be_gone() {
-    for (cause, answer) in
-        [(Cause::Crash, Answer::Fresh), (Cause::Dropped, Answer::Fresh), (Cause::LeaseLapsed, Answer::Interrupted)]
-    {
-        let state = State::Interrupted(owned(1), stop(cause));
-        assert_eq!(decide(&state, &ask("same", TAKE_OVER, false), NOW).answer, answer, "{cause:?}");
+fn each_policy_answers_each_cause_as_it_says() {
+    use Answer::{Fresh, InFlight, Interrupted};
+    let held = |ms| Policy::Hold { ms, opened_ms: NOW - 20 };
+    // Crash, dropped, lapsed. The stop was 50 ms ago, and the store was opened 20 ms ago.
+    for (policy, answers) in [
+        (SURFACE, [Interrupted, Interrupted, Interrupted]),
+        // The owner of a lapsed lease may still be at work.
+        (TAKE_OVER, [Fresh, Fresh, Interrupted]),
+        (TAKE_OVER_LAPSED, [Fresh, Fresh, Fresh]),
+        // Nobody knows when a crash came, but that it came before the opening; the other two are counted from the stop.
+        (held(20), [Interrupted, Interrupted, Interrupted]),
+        (held(21), [InFlight, Interrupted, Interrupted]),
+        (held(50), [InFlight, Interrupted, Interrupted]),
+        (held(51), [InFlight, InFlight, InFlight]),
+        (held(u64::MAX), [InFlight, InFlight, InFlight]),
+    ] {
+        for (cause, expected) in [Cause::Crash, Cause::Dropped, Cause::LeaseLapsed].into_iter().zip(answers) {
+            for attempt in [1, 2] {
+                let state = State::Interrupted(owned(attempt), stop(cause));
+                let decision = decide(&state, &ask("same", policy, false), NOW);
+                assert_eq!(decision.answer, expected, "{policy:?} after {cause:?}");
+                assert_eq!(decision.write.is_some(), expected == Fresh, "only a take-over writes");
+            }
+        }
     }
+}
+
+#[test]
+fn a_take_over_by_policy_has_the_terms_of_its_call_and_never_a_lower_level() {
+    for (before, after) in
+        [(Durability::PowerLoss, Durability::PowerLoss), (Durability::ProcessCrash, Durability::ProcessCrash)]
+    {
+        let owned = Owned { durability: before, retention_ms: 77, ..owned(3) };
+        let state = State::Interrupted(owned, stop(Cause::Crash));
+        let next = decide(&state, &ask("same", TAKE_OVER, false), NOW).write.unwrap().owned;
+        assert_eq!((next.attempt, next.durability, next.retention_ms), (4, after, 1_000));
+        assert_eq!((next.lease_end_ms, next.first_seen_ms), (NOW + 100, NOW - 500));
+    }
+}
+
+#[test]
+fn an_owner_that_says_something_after_its_lease_lapsed_is_in_flight_again() {
+    let state = State::Interrupted(owned(2), stop(Cause::LeaseLapsed));
+    for call in [
+        Call::Renew { token: TOKEN, lease_ms: 300 },
+        Call::SaveCheckpoint { token: TOKEN, lease_ms: 300 },
+        Call::Detach { token: TOKEN, lease_ms: 300 },
+    ] {
+        let write = decide(&state, &call, NOW).write.unwrap();
+        let State::InFlight(again) = apply(&write.record(b"s", b"i", b"")) else { panic!("{call:?}") };
+        assert_eq!((again.token, again.attempt, again.lease_end_ms), (TOKEN, 2, NOW + 300), "{call:?}");
+        assert!(again.kept_until_ms >= NOW + 300 + again.retention_ms, "{call:?}");
+    }
+}
+
+#[test]
+fn who_found_out_that_nothing_happened_frees_the_key_at_any_attempt() {
+    for attempt in [1, 2, 7] {
+        let state = State::Interrupted(owned(attempt), stop(Cause::Crash));
+        assert_eq!(outcome(&state, &Call::ReleaseInterrupted { token: TOKEN }), does(StateKind::Released));
+    }
+}
+
+#[test]
+fn a_lapse_that_is_said_late_began_when_the_lease_ended() {
+    let since = |cause, now_ms| {
+        let call = Call::Interrupt { token: TOKEN, cause };
+        let write = decide(&State::InFlight(owned(1)), &call, now_ms).write.unwrap();
+        assert!(write.owned.kept_until_ms >= owned(1).lease_end_ms + 1_000);
+        (write.cause, write.mark_ms)
+    };
+    assert_eq!(since(Cause::LeaseLapsed, NOW + 250), (Some(Cause::LeaseLapsed), NOW + 100));
+    assert_eq!(since(Cause::LeaseLapsed, NOW), (Some(Cause::LeaseLapsed), NOW), "a store that is closed meanwhile");
+    assert_eq!(since(Cause::Dropped, NOW + 250), (Some(Cause::Dropped), NOW + 250));
+}
+
+#[test]
+fn a_guard_that_renews_itself_lapses_at_its_bound_and_at_no_other_time() {
+    let flight = State::InFlight(owned(1));
+    let guard = Guard::new(TOKEN, Lease { ms: 100, while_held_ms: 250 }, NOW);
+    for (at_ms, lease_left_ms) in [(0, 100), (99, 100), (150, 100), (151, 99), (249, 1)] {
+        let State::InFlight(seen) = flight.observed(NOW + at_ms, Some(guard)) else { panic!("after {at_ms} ms") };
+        assert_eq!(seen.lease_end_ms - (NOW + at_ms), lease_left_ms, "after {at_ms} ms");
+    }
+    let State::Interrupted(_, stop) = flight.observed(NOW + 250, Some(guard)) else { panic!("at its bound") };
+    assert_eq!((stop.cause, stop.since_ms, guard.lapses_ms()), (Cause::LeaseLapsed, NOW + 250, NOW + 250));
+    // A bound below the lease shortens nothing.
+    let short = Guard::new(TOKEN, Lease { ms: 100, while_held_ms: 30 }, NOW);
+    assert!(matches!(flight.observed(NOW + 99, Some(short)), State::InFlight(_)));
+    assert!(matches!(flight.observed(NOW + 100, Some(short)), State::Interrupted(..)));
 }
 
 #[test]

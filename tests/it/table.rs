@@ -17,7 +17,7 @@ use keyonce::{
 };
 
 use crate::place::{
-    LEASE, Place, WINDOW, as_fresh, everywhere, fresh, interrupted, key, other_request, request, state,
+    LEASE, MS, Place, WINDOW, as_fresh, everywhere, fresh, interrupted, key, other_request, request, state,
 };
 
 const HEADER: &str = "| event | Absent | InFlight | Interrupted | Done |";
@@ -302,6 +302,9 @@ impl Rig<'_> {
             ("plainly", plain.clone()),
             ("issued two windows ago", plain.clone().issued_at(two_windows_ago)),
             ("taking over", plain.clone().on_interrupted(OnInterrupted::TakeOver)),
+            ("taking over lapsed ones, too", plain.clone().on_interrupted(OnInterrupted::TakeOverLapsed)),
+            ("held", plain.clone().on_interrupted(OnInterrupted::Hold(LEASE))),
+            ("no longer held", plain.clone().on_interrupted(OnInterrupted::Hold(MS))),
         ];
         let mut seen = Vec::new();
         for (variant, with) in variants {
@@ -309,8 +312,15 @@ impl Rig<'_> {
             let owner = fresh(&self.store, &key);
             let before = owner.token();
             match column {
-                // A policy takes over from an owner that is known to be gone.
-                "Interrupted" => drop(owner),
+                // A policy takes over from an owner that is known to be gone; only where it says so, from another.
+                "Interrupted" if variant == "taking over lapsed ones, too" => {
+                    self.bring(column, &owner, &key);
+                    std::mem::forget(owner);
+                }
+                "Interrupted" => {
+                    drop(owner);
+                    self.place.clock.advance(MS);
+                }
                 column => {
                     self.bring(column, &owner, &key);
                     std::mem::forget(owner);
@@ -321,6 +331,14 @@ impl Rig<'_> {
             if let Reserve::Fresh(next) = &answer {
                 assert_eq!(next.attempt(), if column == "Absent" { 1 } else { 2 }, "{variant}");
                 assert!(next.token() > before, "{variant}");
+            }
+            if same && column == "Interrupted" {
+                let expected = match variant {
+                    "taking over" | "taking over lapsed ones, too" => "Fresh",
+                    "held" => "InFlight",
+                    _ => "Interrupted",
+                };
+                assert_eq!(of_reserve(&answer), expected, "{variant}");
             }
             seen.push(self.seen(variant, &key, Some(of_reserve(&answer))));
             std::mem::forget(answer);
