@@ -10,6 +10,7 @@
 mod calls;
 mod closing;
 mod listing;
+mod retries;
 mod upkeep;
 mod waiting;
 
@@ -22,6 +23,7 @@ use crossbeam::utils::CachePadded;
 
 use crate::commit::Commit;
 use crate::error::Error;
+use crate::event::{Event, Listener};
 use crate::format::{Cause, Draft, StateKind, StateRecord};
 use crate::helper::{Counter, Helper, Timer};
 use crate::index::{self, Address, IndexShard};
@@ -32,7 +34,7 @@ use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
 use crate::segment::Life;
 use crate::state::{self, Answer, Call, Carry, Decision, Guard, Owned, State, Write};
-use crate::stats::{OpenReport, Stats};
+use crate::stats::{FreshKeys, OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 pub use self::closing::CloseReport;
@@ -67,6 +69,8 @@ pub(crate) struct Engine {
     turn_to_close: Mutex<()>,
     /// One thread keeps house at a time.
     turn_to_keep_house: Mutex<()>,
+    listener: Listener,
+    fresh_keys: FreshKeys,
     /// Keeps house.
     helper: Helper,
     /// Syncs for those who do not lead themselves.
@@ -186,6 +190,8 @@ impl Engine {
             CachePadded::new(Mutex::new(shard))
         });
         let engine = Arc::new(Self {
+            listener: Listener::new(options.on_event.clone()),
+            fresh_keys: FreshKeys::new(),
             options,
             seed: opened.seed,
             opened_ms: opened.log.time().now_ms(),
@@ -225,6 +231,7 @@ impl Engine {
         });
         engine.options.clock.on_move(Arc::downgrade(&on_move));
         *engine.on_clock_move.lock() = Some(on_move);
+        engine.listener.tell(&Event::Opened(engine.report.clone()), engine.now_ms());
         Ok(engine)
     }
 
@@ -274,7 +281,7 @@ impl Engine {
 
     /// Whether a key that was issued at this moment may already have been forgotten.
     pub(crate) fn is_too_old(&self, issued_ms: u64, retention_ms: u64) -> bool {
-        issued_ms.saturating_add(retention_ms) <= self.now_ms()
+        issued_ms <= self.log.time().forgotten_before(retention_ms)
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
@@ -327,6 +334,7 @@ impl Engine {
         };
         let before = look.before();
         let expired_unresolved = look.expired_unresolved();
+        let (is_new, age_ms) = (look.state == State::Absent, look.age_of_duplicate(&call, now_ms));
         // An append may begin a segment, for which nobody may be reading the table of them.
         drop(live);
         let carried = if write.carry == Carry::Given { given } else { &payload };
@@ -335,6 +343,10 @@ impl Engine {
         }
         let (state, appended) = self.write(shard, hash, key, &before, &write, carried)?;
         shard.counts.expired_unresolved += u64::from(expired_unresolved);
+        shard.note_duplicate(age_ms, &mut after.retries);
+        if is_new {
+            self.note_new_key(shard, key, hash, &call, now_ms, &mut after.retries);
+        }
         after.housekeeping_due |= appended.housekeeping_due;
         let (guard_id, places) = shard.move_guard(&call, before.token, &state, &appended, now_ms, after);
         self.serve(shard, hash, key, state, places, after);
@@ -481,6 +493,7 @@ impl Shard {
         };
         if !listed {
             self.count(answer, None);
+            self.note_duplicate(look.age_of_duplicate(call, now_ms), &mut after.retries);
         }
         let payload = match answer {
             Answer::Replay | Answer::Interrupted | Answer::InFlight if !listed => look.payload(),

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::clock::{Clock, SystemClock, ms_rounded_up, unix_ms};
 use crate::error::Error;
+use crate::event::{Event, OnEvent};
 use crate::retention::{
     DURATION_MS_MAX, Retention, checked_ms, checked_segment_bytes, planned_segment_bytes, segment_bytes_min,
 };
@@ -126,6 +127,7 @@ pub enum OnDrop {
 /// | [`lock_wait`](Self::lock_wait) | 0 | any; beyond 100 years counts as 100 years | rounded up to ms |
 /// | [`clock`](Self::clock) | [`SystemClock`] | | |
 /// | [`clock_jump_max`](Self::clock_jump_max) | 7 days | 0 to 100 years | rounded up to ms |
+/// | [`on_event`](Self::on_event) | nobody listens | | |
 ///
 /// ```
 /// use std::time::Duration;
@@ -153,6 +155,7 @@ pub struct Options {
     lock_wait: Duration,
     clock: Option<Arc<dyn Clock>>,
     clock_jump_max: Duration,
+    on_event: Option<OnEvent>,
 }
 
 impl Options {
@@ -172,6 +175,7 @@ impl Options {
             lock_wait: Duration::ZERO,
             clock: None,
             clock_jump_max: CLOCK_JUMP_MAX,
+            on_event: None,
         }
     }
 
@@ -260,6 +264,12 @@ impl Options {
     }
 
     /// The options as plain numbers, each within its range.
+    /// Who is told what happens to the store: see [`Event`]. Called on the thread that notices, with nothing locked.
+    /// Default nobody.
+    pub fn on_event(self, on_event: Arc<dyn Fn(&Event) + Send + Sync>) -> Self {
+        Self { on_event: Some(OnEvent(on_event)), ..self }
+    }
+
     pub(crate) fn validate(&self) -> Result<Checked, Error> {
         let retention_ms = self.retention.checked_window_ms()?;
         let keys = self.retention.keys();
@@ -299,6 +309,7 @@ impl Options {
             lock_wait: Duration::from_millis(ms_rounded_up(self.lock_wait).min(DURATION_MS_MAX)),
             clock: self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new())),
             clock_jump_max_ms,
+            on_event: self.on_event.clone(),
         })
     }
 
@@ -349,6 +360,7 @@ pub(crate) struct Checked {
     pub(crate) lock_wait: Duration,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) clock_jump_max_ms: u64,
+    pub(crate) on_event: Option<OnEvent>,
 }
 
 /// What a single `reserve` asks for beyond the store's options; what is not set is the store's.

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use super::retries::Retries;
 use super::{Begun, Engine, Shard, Waits};
 use crate::error::Error;
 use crate::format::Cause;
@@ -63,6 +64,7 @@ pub(super) struct Aftermath {
     /// Who has something to hear.
     told: Vec<Arc<Waiter>>,
     pub(super) housekeeping_due: bool,
+    pub(super) retries: Retries,
     /// The earliest moment at which something is due, if the step has set one.
     due_ms: Option<u64>,
 }
@@ -258,6 +260,7 @@ impl Engine {
         if after.housekeeping_due {
             self.housekeeping_is_due();
         }
+        self.tell_of_retries(after.retries);
     }
 
     pub(super) fn draining(&self) -> bool {

@@ -230,15 +230,15 @@ mod tests {
 
     #[test]
     fn in_a_busy_store_some_retries_are_still_found_after_half_a_minute() {
-        const SECONDS: u64 = 240;
+        const SECONDS: usize = 240;
         const RETRIED_A_SECOND: usize = 20;
         let (watch, random) = (FreshKeys::new(), random());
-        let retried: Vec<_> = sampled().take(RETRIED_A_SECOND * SECONDS as usize).collect();
+        let retried: Vec<_> = sampled().take(RETRIED_A_SECOND * SECONDS).collect();
         let mut of_second = retried.chunks(RETRIED_A_SECOND);
         let mut pending = std::collections::VecDeque::new();
         let (mut tried, mut found) = (0, 0);
         for second in 0..SECONDS {
-            let now_ms = T0 + second * 1000;
+            let now_ms = T0 + second as u64 * 1000;
             for _ in 0..2000 {
                 let fingerprint = Fingerprint::from_bytes(random.bytes().unwrap());
                 watch.note(SCOPE, &fingerprint, random.number().unwrap(), now_ms);

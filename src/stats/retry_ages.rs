@@ -134,8 +134,9 @@ fn bucket_of(age_ms: u64) -> usize {
         return BUCKETS - 1;
     }
     let shift = power.saturating_sub(SUB_BITS);
-    // The bit of the power is among those that are left, which makes up for the power that is not counted.
-    shift as usize * SUB_BUCKETS + (age_ms >> shift) as usize
+    let leading = usize::try_from(age_ms >> shift).expect("fewer than two times SUB_BUCKETS");
+    // The bit of the power is among the leading ones, which makes up for the power that is not counted.
+    shift as usize * SUB_BUCKETS + leading
 }
 
 /// The largest age that belongs into a bucket.

@@ -375,10 +375,10 @@ fn a_list_grown_into_by_many_keys_tells_none_twice() {
     let early: Vec<_> = (0..500).map(|n| key(n.to_string())).collect();
     early.iter().for_each(|key| complete(fresh(&store, key), b""));
     let bytes = store.stats().index_bytes;
-    let mut list = store.keys();
+    let list = store.keys();
     let mut all = HashSet::new();
     let mut more = 0;
-    while let Some(item) = list.next() {
+    for item in list {
         let (key, _) = item.unwrap();
         assert!(all.insert(key.clone()), "{key:?} came twice");
         for _ in 0..40 {
