@@ -425,6 +425,35 @@ fn a_list_of_a_closed_store_says_so_once_and_ends() {
     });
 }
 
+/// What a list reads outside of the locks must not be unmapped beneath it.
+#[test]
+fn a_store_may_be_closed_while_other_threads_go_through_lists() {
+    everywhere(|place| {
+        for round in 0..4 {
+            let store = place.open();
+            let owners: Vec<_> = (0..100).map(|n| fresh(&store, &key(format!("{round}-{n}")))).collect();
+            let lists = || {
+                let mut told = 0_u64;
+                loop {
+                    match store.keys().find_map(|item| item.inspect(|_| told += 1).err()) {
+                        Some(error) => break (told, error.kind()),
+                        None => assert!(told >= 100, "a whole list tells what is held"),
+                    }
+                }
+            };
+            thread::scope(|threads| {
+                let threads = [threads.spawn(lists), threads.spawn(lists)];
+                (0..round * 20).for_each(|_| thread::yield_now());
+                assert_eq!(store.close(Duration::ZERO).unwrap().unfinished, 100);
+                for thread in threads {
+                    assert_eq!(thread.join().unwrap().1, ErrorKind::Closed);
+                }
+            });
+            drop(owners);
+        }
+    });
+}
+
 #[test]
 fn every_method_of_the_store_returns_while_a_list_is_held() {
     let (over, ended) = mpsc::channel();
