@@ -27,11 +27,11 @@ const HOUR_MS: u64 = 60 * MINUTE_MS;
 
 /// What happened to a store, as it tells whoever listens.
 ///
-/// Set `on_event` in the [`Options`](crate::Options) to listen. The callback runs on the thread that noticed, one of the
-/// service's or the store's own, with nothing locked, so it may call the store; it should be quick, since somebody may
-/// be waiting for that thread. If it panics, the panic ends there. What must be rare is told at most once in the time
-/// that is given below, in store time. Counts run since the opening, so what was held back is in the next event, and in
-/// [`Stats`](crate::Stats).
+/// Set [`Options::on_event`](crate::Options::on_event) to listen. The callback runs on the thread that noticed, one of
+/// the service's or the store's own, with nothing locked, so it may call the store; it should be quick, since somebody
+/// may be waiting for that thread. If it panics, the panic ends there. What must be rare is told at most once in the
+/// time that is given below, in store time. Counts run since the opening, so what was held back is in the next event,
+/// and in [`Stats`](crate::Stats).
 ///
 /// `Display` is one sentence for a log. Neither it nor `Debug` shows a raw key.
 ///

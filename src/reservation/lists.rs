@@ -12,13 +12,13 @@ use crate::state::{Owned, Policy, State, Terms};
 
 /// All keys that are known, in no order that means anything: made by [`Store::keys`](crate::Store::keys).
 ///
-/// It holds no lock between two items, belongs to nobody's lifetime, and may be kept, sent to another thread and dropped
-/// at any point, while others use the store. Each key is told as it was at one moment between the making of the list
-/// and its item. A key that is known all the time is told exactly once; one that comes, goes or is reserved anew
+/// It holds no lock between two items, belongs to nobody's lifetime, and may be kept, sent to another thread and
+/// dropped at any point, while others use the store. Each key is told as it was at one moment between the making of the
+/// list and its item. A key that is known all the time is told exactly once; one that comes, goes or is reserved anew
 /// meanwhile, at most once.
 ///
-/// An item may wait for a sync, as any answer does: in asynchronous code, go through the list on a thread that may block.
-/// It is `Err` where a record cannot be read, or cannot be made durable as its level asks for; the list goes on
+/// An item may wait for a sync, as any answer does: in asynchronous code, go through the list on a thread that may
+/// block. It is `Err` where a record cannot be read, or cannot be made durable as its level asks for; the list goes on
 /// after it. Once the store is closed, the list gives `Closed` once and ends.
 #[derive(Debug)]
 #[must_use = "a list does nothing until it is gone through"]
@@ -49,9 +49,9 @@ impl FusedIterator for Keys {}
 /// All keys that are interrupted, ready to be resolved, released or taken over: made by
 /// [`Store::interrupted`](crate::Store::interrupted).
 ///
-/// It goes through the store as [`Keys`] does, and keeps the same promises: what stays interrupted is told exactly once.
-/// Acting on an item, or on any other key, while going through the list is what it is for. A take-over from the list has
-/// the store's own lease, level and meaning of a drop.
+/// It goes through the store as [`Keys`] does, and keeps the same promises: what stays interrupted is told exactly
+/// once. Acting on an item, or on any other key, while going through the list is what it is for. A take-over from the
+/// list has the store's own lease, level and meaning of a drop.
 #[derive(Debug)]
 #[must_use = "a list does nothing until it is gone through"]
 pub struct InterruptedKeys {
