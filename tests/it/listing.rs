@@ -396,11 +396,11 @@ fn a_list_grown_into_by_many_keys_tells_none_twice() {
 fn a_list_of_a_closed_store_says_so_once_and_ends() {
     everywhere(|place| {
         let store = place.open();
-        let owners: Vec<_> = (0..20).map(|n| fresh(&store, &key(n.to_string()))).collect();
+        let owners: Vec<_> = (0..300).map(|n| fresh(&store, &key(n.to_string()))).collect();
         drop(owners);
         let (mut known, mut stopped, mut unused) = (store.keys(), store.interrupted(), store.keys());
         let mut finished = store.keys();
-        assert_eq!(finished.by_ref().count(), 20);
+        assert_eq!(finished.by_ref().count(), 300);
         assert!(known.next().unwrap().is_ok() && stopped.next().unwrap().is_ok());
         store.close(Duration::ZERO).unwrap();
         assert!(finished.next().is_none(), "it was over before");
@@ -417,10 +417,10 @@ fn a_list_of_a_closed_store_says_so_once_and_ends() {
         }
         // A list is no handle of the store: the directory is free although lists live.
         let again = place.open();
-        assert_eq!(again.interrupted().count(), 20);
+        assert_eq!(again.interrupted().count(), 300);
         let kept = again.keys();
         drop(again);
-        assert_eq!(place.open().keys().count(), 20);
+        assert_eq!(place.open().keys().count(), 300);
         assert!(closed(kept.last().map(|item| item.map(drop))));
     });
 }
