@@ -7,14 +7,13 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-// Paces in all but name: each stands for itself and orders nothing, so the model checker need not see them.
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{HeldJump, whole_ms};
 use crate::error::Error;
 use crate::key::{Key, Token};
 use crate::stats::{OpenReport, RetryAges};
+use crate::sync::{Ordering, UnmodelledAtomicU64};
 
 /// A sync that takes longer than this is told.
 pub(crate) const SYNC_SLOW: Duration = Duration::from_secs(1);
@@ -231,12 +230,12 @@ impl fmt::Debug for OnEvent {
 pub(crate) struct Listener {
     on_event: Option<OnEvent>,
     /// By [`Paced`]: the store time at which the event may be told again.
-    next_ms: [AtomicU64; PACES],
+    next_ms: [UnmodelledAtomicU64; PACES],
 }
 
 impl Listener {
     pub(crate) fn new(on_event: Option<OnEvent>) -> Self {
-        Self { on_event, next_ms: [const { AtomicU64::new(0) }; PACES] }
+        Self { on_event, next_ms: [const { UnmodelledAtomicU64::new(0) }; PACES] }
     }
 
     /// Whether anybody listens: else nothing need be found out for an event.
@@ -391,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_panics_harms_nobody_and_is_told_the_next_event() {
-        let heard = Arc::new(AtomicU64::new(0));
+        let heard = Arc::new(UnmodelledAtomicU64::new(0));
         let count = Arc::clone(&heard);
         let listener = listening(move |_| {
             count.fetch_add(1, Ordering::Relaxed);

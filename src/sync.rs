@@ -9,6 +9,10 @@ pub(crate) use self::real::*;
 #[cfg(loom)]
 pub(crate) use self::modelled::*;
 
+/// A number that orders nothing, and by which no thread waits for or trusts another: a sample, a pace. It stays the
+/// standard library's, since each access would be a choice for the model checker to explore. Relaxed only.
+pub(crate) type UnmodelledAtomicU64 = std::sync::atomic::AtomicU64;
+
 #[cfg(not(loom))]
 mod real {
     use std::time::Duration;

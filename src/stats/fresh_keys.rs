@@ -13,12 +13,11 @@
 
 use std::fmt;
 use std::hash::Hasher as _;
-// Counters in all but name: each word stands for itself and orders nothing, so the model checker need not see them.
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use siphasher::sip::SipHasher13;
 
 use crate::key::Fingerprint;
+use crate::sync::{Ordering, UnmodelledAtomicU64};
 
 /// For how long a request is watched, in milliseconds of store time; counted in whole seconds.
 pub(crate) const WATCHED_MS: u64 = 60_000;
@@ -33,12 +32,12 @@ const ENTRIES: usize = 1 << 10;
 pub(crate) struct FreshKeys {
     /// A request's tag (32 bits), its key's (16 bits, the lowest of them set), and the second in which it came, modulo
     /// 2^16. Zero: not in use.
-    entries: Box<[AtomicU64; ENTRIES]>,
+    entries: Box<[UnmodelledAtomicU64; ENTRIES]>,
 }
 
 impl FreshKeys {
     pub(crate) fn new() -> Self {
-        Self { entries: Box::new([const { AtomicU64::new(0) }; ENTRIES]) }
+        Self { entries: Box::new([const { UnmodelledAtomicU64::new(0) }; ENTRIES]) }
     }
 
     /// Notes a request that came under a key nobody had used; `key_hash` is the index's hash of the key. True: the same
