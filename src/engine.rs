@@ -10,6 +10,7 @@
 mod calls;
 mod closing;
 mod listing;
+mod news;
 mod retries;
 mod upkeep;
 mod waiting;
@@ -34,12 +35,13 @@ use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
 use crate::segment::Life;
 use crate::state::{self, Answer, Call, Carry, Decision, Guard, Owned, State, Write};
-use crate::stats::{FreshKeys, OpenReport, Stats};
+use crate::stats::{FreshKeys, Health, OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 pub use self::closing::CloseReport;
 use self::closing::Closing;
 pub(crate) use self::listing::{Listed, Listing, Wanted};
+use self::news::News;
 use self::waiting::{Aftermath, Place, Waiter};
 
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
@@ -70,6 +72,7 @@ pub(crate) struct Engine {
     /// One thread keeps house at a time.
     turn_to_keep_house: Mutex<()>,
     listener: Listener,
+    news: News,
     fresh_keys: FreshKeys,
     /// Keeps house.
     helper: Helper,
@@ -191,6 +194,7 @@ impl Engine {
         });
         let engine = Arc::new(Self {
             listener: Listener::new(options.on_event.clone()),
+            news: News::default(),
             fresh_keys: FreshKeys::new(),
             options,
             seed: opened.seed,
@@ -232,6 +236,10 @@ impl Engine {
         engine.options.clock.on_move(Arc::downgrade(&on_move));
         *engine.on_clock_move.lock() = Some(on_move);
         engine.listener.tell(&Event::Opened(engine.report.clone()), engine.now_ms());
+        if let Some(jump) = opened.jump {
+            engine.listener.tell(&Event::clock_jumped(&jump), engine.now_ms());
+        }
+        engine.tell_news();
         Ok(engine)
     }
 
@@ -245,7 +253,8 @@ impl Engine {
         let weak = Arc::downgrade(self);
         self.leader.start("keyonce-sync", move || {
             if let Some(engine) = Weak::upgrade(&weak) {
-                engine.commit.see_to_what_is_wanted(&|| engine.log.sync());
+                engine.commit.see_to_what_is_wanted(&|| engine.sync_log());
+                engine.tell_news();
             }
         })
     }
@@ -343,6 +352,7 @@ impl Engine {
         }
         let (state, appended) = self.write(shard, hash, key, &before, &write, carried)?;
         shard.counts.expired_unresolved += u64::from(expired_unresolved);
+        after.news |= expired_unresolved;
         shard.note_duplicate(age_ms, &mut after.retries);
         if is_new {
             self.note_new_key(shard, key, hash, &call, now_ms, &mut after.retries);
@@ -439,6 +449,14 @@ impl Engine {
 
     pub(crate) fn refuse_closed(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        match (self.refuse_closed(), self.commit.failure()) {
+            (Err(_), _) => Health::Closed,
+            (Ok(()), Some(failure)) => Health::Poisoned(failure),
+            (Ok(()), None) => Health::Sound,
+        }
     }
 
     /// Counters and sizes.

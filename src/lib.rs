@@ -102,7 +102,7 @@ pub use crate::reservation::{
     NotReattached, NotStored, Reservation, Response, TooOld,
 };
 pub use crate::retention::Retention;
-pub use crate::stats::{OpenReport, RetryAges, Stats};
+pub use crate::stats::{Health, OpenReport, RetryAges, Stats};
 pub use crate::store::{Ask, Failed, OnceError, Outcome, Reserve, Store};
 
 /// The README's example compiles.

@@ -263,13 +263,13 @@ impl Options {
         Self { clock_jump_max: jump, ..self }
     }
 
-    /// The options as plain numbers, each within its range.
     /// Who is told what happens to the store: see [`Event`]. Called on the thread that notices, with nothing locked.
     /// Default nobody.
     pub fn on_event(self, on_event: Arc<dyn Fn(&Event) + Send + Sync>) -> Self {
         Self { on_event: Some(OnEvent(on_event)), ..self }
     }
 
+    /// The options as plain numbers, each within its range.
     pub(crate) fn validate(&self) -> Result<Checked, Error> {
         let retention_ms = self.retention.checked_window_ms()?;
         let keys = self.retention.keys();

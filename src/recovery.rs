@@ -25,7 +25,7 @@ mod survey;
 use std::sync::Arc;
 
 use self::survey::{Copies, Intervals, Link, Scan, Survey};
-use crate::clock::StoreTime;
+use crate::clock::{HeldJump, StoreTime};
 use crate::commit::Commit;
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
@@ -51,6 +51,8 @@ const FOLD_PART: u64 = 4;
 /// A store that is ready to answer.
 #[derive(Debug)]
 pub(crate) struct Opened {
+    /// The wall clock was not believed.
+    pub(crate) jump: Option<HeldJump>,
     pub(crate) log: Log,
     pub(crate) commit: Commit,
     pub(crate) shards: Vec<IndexShard>,
@@ -178,7 +180,7 @@ fn create(
     let commit = Commit::new(format::DATA_START);
     let shards = new_shards(shard_count, options, 0);
     let report = OpenReport { created: true, clean: true, ..OpenReport::default() };
-    Ok(Opened { log, commit, shards, seed: HashSeed(store.hash_seed), report })
+    Ok(Opened { jump: None, log, commit, shards, seed: HashSeed(store.hash_seed), report })
 }
 
 fn no_entropy(error: std::io::Error) -> Error {
@@ -281,7 +283,7 @@ fn recover(
     drop((chain, given_up, kept));
     log.recovered(spares, oldest_live);
     table.note(&log.live().read(), now_ms, &mut report)?;
-    Ok(Opened { log, commit, shards: table.shards, seed: table.seed, report })
+    Ok(Opened { jump, log, commit, shards: table.shards, seed: table.seed, report })
 }
 
 /// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys

@@ -5,6 +5,7 @@ mod retry_ages;
 
 pub(crate) use self::fresh_keys::FreshKeys;
 pub use self::retry_ages::RetryAges;
+use crate::error::Error;
 
 /// What opening the store found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +33,18 @@ pub struct OpenReport {
     pub header_copies_bad: u64,
     /// Milliseconds by which the wall clock had jumped beyond what is believed; store time does not follow it.
     pub clock_jump_held_ms: u64,
+}
+
+/// Whether a store can do its work, for the health check of a service.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Health {
+    /// It reserves, completes and answers.
+    Sound,
+    /// A write or a sync has failed: it takes no more, and answers only what is durable. Close it and open it again.
+    Poisoned(Error),
+    /// It was closed.
+    Closed,
 }
 
 /// Counters and sizes of an open store, as of one moment.

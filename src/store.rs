@@ -26,7 +26,7 @@ use crate::recovery;
 use crate::reservation::{Asked, Ending, InterruptedKeys, KeyInfo, Keys, NotReattached, Question, Reservation};
 use crate::retention::DURATION_MS_MAX;
 use crate::state::{Answer, Call, Terms};
-use crate::stats::{OpenReport, Stats};
+use crate::stats::{Health, OpenReport, Stats};
 use crate::storage::{FileStorage, Storage};
 use crate::sync::Mutex;
 use crate::wait::{Bell, Caller, now};
@@ -289,6 +289,11 @@ impl Store {
     /// Counters and sizes, as of now.
     pub fn stats(&self) -> Stats {
         self.engine().stats()
+    }
+
+    /// Whether the store can do its work. Looks at what is known; touches no disk.
+    pub fn health(&self) -> Health {
+        self.engine().health()
     }
 
     /// What opening the store found.

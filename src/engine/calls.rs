@@ -193,6 +193,7 @@ impl Engine {
         if matches!(error.kind(), ErrorKind::Full { .. }) {
             self.housekeeping_is_due();
         }
+        self.tell_refusal(&error);
         error
     }
 
@@ -205,7 +206,9 @@ impl Engine {
     pub(crate) async fn settle(&self, rests_on: Option<RestsOn>, caller: Caller) -> Result<(), Error> {
         match (rests_on, caller) {
             (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Task) => {
-                self.commit.wait_as_task(end_lsn, &|| self.ask_for_a_sync()).await
+                let synced = self.commit.wait_as_task(end_lsn, &|| self.ask_for_a_sync()).await;
+                self.tell_of_sync(&synced);
+                synced
             }
             (Some(_) | None, _) => self.settle_here(rests_on),
         }
@@ -214,7 +217,11 @@ impl Engine {
     /// [`Engine::settle`] on this thread.
     pub(crate) fn settle_here(&self, rests_on: Option<RestsOn>) -> Result<(), Error> {
         match rests_on {
-            Some(RestsOn { end_lsn, level: Durability::PowerLoss }) => self.sync_to(end_lsn),
+            Some(RestsOn { end_lsn, level: Durability::PowerLoss }) => {
+                let synced = self.sync_to(end_lsn);
+                self.tell_of_sync(&synced);
+                synced
+            }
             Some(RestsOn { level: Durability::ProcessCrash | Durability::Interval(_), .. }) | None => Ok(()),
         }
     }
@@ -230,12 +237,12 @@ impl Engine {
 
     /// Returns once the log is durable up to here; this thread syncs if nobody else is at it.
     pub(super) fn sync_to(&self, end_lsn: u64) -> Result<(), Error> {
-        self.commit.wait(end_lsn, &|| self.log.sync())
+        self.commit.wait(end_lsn, &|| self.sync_log())
     }
 
     pub(super) fn ask_for_a_sync(&self) {
         if !self.leader.call() {
-            self.commit.see_to_what_is_wanted(&|| self.log.sync());
+            self.commit.see_to_what_is_wanted(&|| self.sync_log());
         }
     }
 

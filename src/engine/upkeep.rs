@@ -27,6 +27,10 @@ impl Engine {
         self.say_what_was_left_unsaid();
         let prepared = self.take_turn_to_keep_house();
         self.room.serve(&prepared);
+        if let Err(error) = &prepared {
+            self.tell_refusal(error);
+        }
+        self.tell_news();
     }
 
     /// Calls nothing that may come back here: a turn waits for the one before.

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use super::retries::Retries;
 use super::{Begun, Engine, Shard, Waits};
 use crate::error::Error;
+use crate::event::Event;
 use crate::format::Cause;
-use crate::key::Key;
+use crate::key::{Key, Token};
 use crate::log::NotAppended;
-use crate::state::{self, Answer, Call, Decision, Guard, State, Terms};
+use crate::state::{self, Answer, Call, Decision, Guard, Owned, State, Terms};
 use crate::sync::{Mutex, Ordering};
 use crate::wait::{Bell, Caller};
 
@@ -65,6 +66,9 @@ pub(super) struct Aftermath {
     told: Vec<Arc<Waiter>>,
     pub(super) housekeeping_due: bool,
     pub(super) retries: Retries,
+    /// There is something for who listens.
+    pub(super) news: bool,
+    lapsed: Option<Event>,
     /// The earliest moment at which something is due, if the step has set one.
     due_ms: Option<u64>,
 }
@@ -261,6 +265,12 @@ impl Engine {
             self.housekeeping_is_due();
         }
         self.tell_of_retries(after.retries);
+        if let Some(lapsed) = after.lapsed {
+            self.listener.tell(&lapsed, self.now_ms());
+        }
+        if after.news {
+            self.tell_news();
+        }
     }
 
     pub(super) fn draining(&self) -> bool {
@@ -303,6 +313,7 @@ impl Engine {
                 }
             }
         }
+        self.tell_news();
     }
 
     /// Has the log say that a guard's lease is over, which serves who waits. The guard stays: its owner may be at work,
@@ -334,6 +345,10 @@ impl Engine {
         let (record, _) = life.state_record(address.offset)?;
         let key = Key::new(record.scope, record.id).map_err(Error::from)?;
         let hash = key.hash(&self.seed);
-        self.step_in(shard, hash, &key, &|_| call, &[], Waits::ForNothing, None, after).map(drop)
+        let begun = self.step_in(shard, hash, &key, &|_| call, &[], Waits::ForNothing, None, after)?;
+        if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, self.draining()) {
+            after.lapsed = Some(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt });
+        }
+        Ok(())
     }
 }

@@ -1,17 +1,20 @@
 //! What the store measures of its clients, and whom it tells.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, SimDisk};
-use keyonce::{Ask, Completion, Event, Fingerprint, OnInterrupted, Options, Reserve, ReserveOptions, Retention, Store};
+use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step};
+use keyonce::{
+    Ask, Completion, Event, Fingerprint, Health, OnInterrupted, Options, Reserve, ReserveOptions, Retention, Store,
+};
 
 use crate::place::{
     LEASE, MS, as_fresh, as_interrupted, as_replay, everywhere, fresh, key, other_request, request, reserve,
     until_waiting,
 };
-use crate::ring::START_MS;
+use crate::ring::{START_MS, options as ring_options};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -330,4 +333,62 @@ fn listen_and_call() {
     }
     assert!(*calls.lock().unwrap() >= 2, "the window and the fresh keys");
     as_replay(reserve(&store, &key("0")));
+}
+
+/// Every event that the store tells of its own accord, on one disk: a lease that lapses, a key that expires unresolved,
+/// a clock that jumps, a disk that fills up, a sync that is slow, and one that fails.
+#[test]
+fn what_needs_a_person_is_told_once_and_never_under_a_lock() {
+    let (clock, disk, heard) = (ManualClock::new(START_MS), SimDisk::new(), Heard::default());
+    let calls_back: Arc<Mutex<Option<Store>>> = Arc::default();
+    let (into, back) = (heard.clone(), Arc::clone(&calls_back));
+    let on_event = move |event: &Event| {
+        into.0.lock().unwrap().push(event.clone());
+        // Whatever it tells, the store can be called.
+        let store = back.lock().unwrap().clone();
+        if let Some(store) = store {
+            let _ = (store.stats(), store.peek(&key("lapsed")), store.reserve(&key("anything"), request()));
+        }
+    };
+    let options = ring_options(&clock).lease(MINUTE).on_event(Arc::new(on_event));
+    let store = testing::open(disk.clone(), options, 1).unwrap();
+    *calls_back.lock().unwrap() = Some(store.clone());
+
+    let owner = fresh(&store, &key("lapsed"));
+    clock.advance(MINUTE);
+    assert!(
+        heard
+            .take()
+            .iter()
+            .any(|event| matches!(event, Event::LeaseLapsed { attempt: 1, token, .. } if *token == owner.token()))
+    );
+    drop(owner);
+    assert!(heard.take().is_empty());
+    clock.advance(2 * DAY);
+    drop(reserve(&store, &key("lapsed")));
+    assert!(heard.take().iter().any(|event| matches!(event, Event::ExpiredUnresolved { .. })));
+
+    clock.set_wall_ms(START_MS + 30 * 86_400_000);
+    assert_eq!(fresh(&store, &key("after the jump")).renew(MINUTE).unwrap(), Completion::Done);
+    clock.advance(MINUTE);
+    assert!(heard.take().iter().any(|event| matches!(event, Event::ClockJumped { .. })));
+
+    // The simulated disk takes no time: the clock moves while it is at the sync.
+    let (slow, by) = (Arc::new(AtomicBool::new(true)), clock.clone());
+    disk.on_step(move |step| {
+        if step == Step::Sync && slow.swap(false, Ordering::Relaxed) {
+            by.advance(2 * SECOND);
+        }
+    });
+    store.sync().unwrap();
+    clock.advance(DAY);
+    assert!(heard.take().iter().any(|event| matches!(event, Event::SlowSync { took } if *took == 2 * SECOND)));
+
+    disk.fail_from(disk.steps(), EIO);
+    assert!(store.sync().is_err());
+    assert!(store.sync().is_err());
+    let poisoned = heard.take().iter().filter(|event| matches!(event, Event::Poisoned(_))).count();
+    assert_eq!(poisoned, 1);
+    assert!(matches!(store.health(), Health::Poisoned(_)));
+    *calls_back.lock().unwrap() = None;
 }
