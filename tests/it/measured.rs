@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step};
 use keyonce::{
-    Ask, Completion, Event, Fingerprint, Health, OnInterrupted, Options, Reserve, ReserveOptions, Retention, Store,
+    Ask, Completion, Durability, Event, Fingerprint, Health, OnInterrupted, Options, Reserve, ReserveOptions,
+    Retention, Store,
 };
 
 use crate::place::{
@@ -384,6 +385,8 @@ fn what_needs_a_person_is_told_once_and_never_under_a_lock() {
     clock.advance(DAY);
     assert!(heard.take().iter().any(|event| matches!(event, Event::SlowSync { took } if *took == 2 * SECOND)));
 
+    let with = ReserveOptions::new().durability(Durability::ProcessCrash);
+    drop(store.reserve_with(&key("not yet synced"), request(), &with).unwrap());
     disk.fail_from(disk.steps(), EIO);
     assert!(store.sync().is_err());
     assert!(store.sync().is_err());
