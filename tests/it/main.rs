@@ -9,6 +9,7 @@ mod damage;
 mod directory;
 mod docs;
 mod examine;
+mod examples;
 mod faults;
 mod images;
 mod kill;
