@@ -30,21 +30,83 @@
 //! # }
 //! ```
 //!
+//! What each answer means, how it arises, what to do and what to say over HTTP: [`Reserve`].
+//!
+//! # Once
+//!
+//! [`Store::once`] is these steps in one call, for a function that does the work. What the function returns as `Ok` is
+//! stored, a final refusal as well as a success. What it returns as an error says what is known: `?` means that the
+//! effect may have happened, [`Failed::NothingHappened`] gives the key back.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let dir = dir.path().join("keys");
+//! use keyonce::{Attempt, Failed, Fingerprint, Key, OnceError, Options, Outcome, Store};
+//!
+//! fn charge(attempt: &Attempt) -> Result<Vec<u8>, Failed<std::io::Error>> {
+//!     let key = attempt.downstream_key("charge"); // send it along: its receiver can refuse to charge twice
+//!     Ok(format!("charged 9.99 EUR under {key}").into_bytes())
+//! }
+//!
+//! let store = Store::open(&dir, Options::default())?;
+//! let key = Key::new("shop-7/charges", "order-1001")?;
+//! match store.once(&key, Fingerprint::of("9.99 EUR"), charge) {
+//!     Ok(Outcome::Ran(response)) => println!("charged now: {response:?}"),
+//!     Ok(Outcome::Replayed(response)) => println!("charged before: {:?}", response.body()),
+//!     Err(OnceError::InFlight(running)) => println!("in progress, come back in {:?}", running.retry_after()),
+//!     Err(OnceError::Interrupted(unknown)) => println!("ask under {}", unknown.downstream_key("charge")),
+//!     Err(other) => return Err(other.into()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Tasks
+//!
+//! Every call that may wait has a twin that ends in `_async`. It returns a future that is `Send + 'static`, runs on any
+//! executor, blocks no thread, and may be dropped at any time: before the work has begun, nothing is left behind; after
+//! that the key is interrupted, as it is when a guard is dropped, or its response stored.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use keyonce::{Attempt, Failed, Fingerprint, Key, OnceError, Outcome, ReserveOptions, Store};
+//!
+//! async fn charge(attempt: Attempt) -> Result<Vec<u8>, Failed<std::io::Error>> {
+//!     let key = attempt.downstream_key("charge");
+//!     Ok(format!("charged 9.99 EUR under {key}").into_bytes()) // a real one awaits the payment provider
+//! }
+//!
+//! async fn pay(store: &Store, key: &Key) -> Result<Outcome, OnceError<std::io::Error>> {
+//!     // Of two that come at once, the second waits for what the first is answered.
+//!     let with = ReserveOptions::new().wait(Duration::from_secs(5));
+//!     store.once_with_async(key, Fingerprint::of("9.99 EUR"), &with, charge).await
+//! }
+//! # fn assert_send<T: Send>(_: T) {}
+//! # fn check(store: Store, key: Key) { assert_send(async move { pay(&store, &key).await.is_ok() }) }
+//! ```
+//!
 //! # Where to begin
 //!
 //! | you have | use |
 //! |---|---|
-//! | a function that does the work | [`Store::once`] |
+//! | a function that does the work | [`Store::once`], [`Store::once_async`] |
 //! | work whose steps you keep in hand | [`Store::reserve`], then the [`Reservation`] |
-//! | callers that should wait for the one at work | [`ReserveOptions::wait`] |
+//! | many keys at a time | [`Store::reserve_batch`], [`Store::complete_batch`]: one sync for all |
+//! | callers that should wait for the one at work | [`ReserveOptions::wait`], [`InFlight::wait`] |
+//! | work that may outlast its lease | [`Reservation::renew`], [`Options::renew_while_held`] |
+//! | work of several steps | [`Reservation::save_checkpoint`] |
 //! | work that goes on in another process | [`Reservation::detach`], [`Store::reattach`] |
-//! | a key that was left interrupted | [`Interrupted`] |
-//! | tests of your own service against crashes | feature `testing` |
+//! | a key that was left interrupted | [`Interrupted`], [`OnInterrupted`] |
+//! | clients or queues that retry for days | [`ReserveOptions::issued_at`], [`Retention`] |
+//! | tests of your own service against crashes | feature `testing`, `examples/crash_test.rs` |
 //!
 //! # Which crash loses what
 //!
 //! [`Durability`] says it, per store or per call. At `PowerLoss`, the default, no answer rests on anything that a power
-//! loss could take back; callers that wait at the same time share one sync. At `ProcessCrash` no call waits for a sync.
+//! loss could take back; callers that wait at the same time share one sync. At `ProcessCrash` no call waits for a sync,
+//! and every answer survives the end of the process; `Interval` bounds what a power loss can take then.
 //!
 //! # Layout
 //!

@@ -175,3 +175,30 @@ fn the_docs_of_reserve_say_four_things_of_each_variant() {
     }
     assert_eq!(named, ["Fresh", "Replay", "InFlight", "Interrupted", "Mismatch", "TooOld"]);
 }
+
+#[test]
+fn every_variable_that_the_readme_tells_of_is_read_somewhere() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let told: BTreeSet<_> = readme
+        .split(|letter: char| !letter.is_ascii_uppercase() && letter != '_')
+        .filter(|word| word.starts_with("KEYONCE_"))
+        .collect();
+    assert!(told.len() >= 4, "the long campaigns were not read: {told:?}");
+    let sources: Vec<_> = ["src", "tests", "benches"].into_iter().flat_map(sources).collect();
+    for name in told {
+        let read = sources.iter().any(|(_, source)| source.contains(&format!("\"{name}\"")));
+        assert!(read, "nothing reads {name}");
+    }
+}
+
+#[test]
+fn every_example_that_the_readme_tells_of_exists_and_none_is_left_out() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let (_, examples) = readme.split_once("\n## Examples\n").unwrap();
+    let (examples, _) = examples.split_once("\n## ").unwrap();
+    let told: BTreeSet<_> = examples.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let found = sources("examples");
+    let found: BTreeSet<_> = found.iter().map(|(path, _)| path.file_stem().unwrap().to_str().unwrap()).collect();
+    let for_users: BTreeSet<_> = found.into_iter().filter(|name| *name != "one_pair").collect();
+    assert_eq!(told, for_users, "one_pair is for counting system calls, the others for readers");
+}
