@@ -104,7 +104,10 @@ fn cancelled(store: &Store) -> Result<()> {
     drop((reserving, first_poll));
     run_all([async {
         match store.reserve_async(&key_3, request()).await? {
-            Reserve::Fresh(reservation) => Ok(assert_eq!(reservation.release_async().await?, Completion::Done)),
+            Reserve::Fresh(reservation) => {
+                assert_eq!(reservation.release_async().await?, Completion::Done);
+                Ok(())
+            }
             other => Err(surprise(&other)),
         }
     }])?;

@@ -87,16 +87,24 @@ fn work(store: &Store, job: &str, provider: &mut Provider) -> Result<()> {
     let (order, token) = job.split_once(' ').ok_or("a job is an order and a token")?;
     let reservation = match store.reattach(&key(order)?, token.parse()?) {
         Ok(reservation) => reservation,
-        Err(NotReattached::InFlight) => return Ok(println!("{order}: another worker has it")),
-        Err(NotReattached::Superseded) => return Ok(println!("{order}: delivered again, and settled by now")),
+        Err(NotReattached::InFlight) => {
+            println!("{order}: another worker has it");
+            return Ok(());
+        }
+        Err(NotReattached::Superseded) => {
+            println!("{order}: delivered again, and settled by now");
+            return Ok(());
+        }
         Err(NotReattached::Store(error)) => return Err(error.into()),
     };
     if order == "died-at-once" {
-        return Ok(println!("{order}: the worker dies before the charge"));
+        println!("{order}: the worker dies before the charge");
+        return Ok(());
     }
     provider.charge(reservation.downstream_key("charge"));
     if order == "charged-then-died" {
-        return Ok(println!("{order}: the worker dies after the charge"));
+        println!("{order}: the worker dies after the charge");
+        return Ok(());
     }
     assert_eq!(reservation.complete(ANSWER)?, Completion::Done);
     println!("{order}: charged and completed");
