@@ -18,10 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use keyonce::testing::ManualClock;
-use keyonce::{
-    Body, Cause, Clock as _, Completion, Fingerprint, Interrupted, Key, KeyState, NotReattached, Options, Reserve,
-    Store,
-};
+use keyonce::{Body, Cause, Clock as _, Completion, Fingerprint, Key, NotReattached, Options, Reserve, Store};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -143,7 +140,8 @@ fn run_of_the_completer(dir: &Path, clock: &ManualClock, provider: &mut Provider
 /// Settles every interrupted key about which something can be said now; says how many those were.
 fn complete_what_is_interrupted(store: &Store, clock: &ManualClock, provider: &Provider) -> Result<u32> {
     let mut settled = 0;
-    for unknown in interrupted(store)? {
+    for unknown in store.interrupted() {
+        let unknown = unknown?;
         let name = String::from_utf8_lossy(unknown.key().id()).into_owned();
         if unknown.cause() == Cause::LeaseLapsed && now(clock) < unknown.since + WORKER_GRACE {
             // "Not charged" would prove nothing as long as somebody may still charge.
@@ -163,20 +161,6 @@ fn complete_what_is_interrupted(store: &Store, clock: &ManualClock, provider: &P
         }
     }
     Ok(settled)
-}
-
-/// The keys that are interrupted now.
-fn interrupted(store: &Store) -> Result<Vec<Interrupted>> {
-    let mut found = Vec::new();
-    for order in ORDERS {
-        let known = store.peek(&key(order)?)?;
-        if known.is_some_and(|known| known.state == KeyState::Interrupted)
-            && let Reserve::Interrupted(unknown) = store.reserve(&key(order)?, request())?
-        {
-            found.push(unknown);
-        }
-    }
-    Ok(found)
 }
 
 fn open(dir: &Path, clock: &ManualClock) -> Result<Store> {

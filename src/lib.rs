@@ -98,8 +98,9 @@
 //! | work that may outlast its lease | [`Reservation::renew`], [`Options::renew_while_held`] |
 //! | work of several steps | [`Reservation::save_checkpoint`] |
 //! | work that goes on in another process | [`Reservation::detach`], [`Store::reattach`] |
-//! | a key that was left interrupted | [`Interrupted`], [`OnInterrupted`] |
+//! | a key that was left interrupted, or all of them | [`Interrupted`], [`Store::interrupted`], [`OnInterrupted`] |
 //! | clients or queues that retry for days | [`ReserveOptions::issued_at`], [`Retention`] |
+//! | somebody to be told of what needs a person | [`Options::on_event`] |
 //! | tests of your own service against crashes | feature `testing`, `examples/crash_test.rs` |
 //!
 //! # Which crash loses what

@@ -147,8 +147,9 @@ pub enum Reserve {
     /// [`resolve`](Interrupted::resolve) if it happened, [`release`](Interrupted::release) if it did not and cannot
     /// any more. If the receiver cannot be asked but honours the key, or the work may be done twice,
     /// [`take_over`](Interrupted::take_over) and do it again. If none of this can be said now, leave it, and let a
-    /// completer in the background settle it. After a lapsed lease "it did not happen" is no answer yet, as long as its
-    /// owner may still do it: come back when it cannot.
+    /// completer in the background settle it, which goes through [`Store::interrupted`](crate::Store::interrupted).
+    /// After a lapsed lease "it did not happen" is no answer yet, as long as its owner may still do it: come back when
+    /// it cannot.
     ///
     /// *Over HTTP.* 409, as a problem document (RFC 9457) of a type of its own, so that the client can tell "outcome
     /// unknown, ask again later" from "in progress". With a policy that resolves or takes over, what that comes to. The
@@ -169,11 +170,13 @@ pub enum Reserve {
     /// The key may already have been forgotten, so it must not run as if new.
     ///
     /// *How it arises.* Only for calls that say with [`ReserveOptions::issued_at`](crate::ReserveOptions::issued_at)
-    /// when the client made the request: it was longer ago than the retention, and nothing is known of the key. It may
-    /// have been done and forgotten.
+    /// when the client made the request, and only if nothing is known of the key: the request was made a retention ago
+    /// or longer, by the wall clock or by store time, or before the wall clock last
+    /// [jumped](crate::Options::clock_jump_max), so that nobody can say how long ago. It may have been done and
+    /// forgotten.
     ///
     /// *What to do.* Refuse, or send the message to where people look. Retention should be longer than clients retry;
-    /// that this is answered at all says that it may not be.
+    /// [`Stats::retry_ages`](crate::Stats::retry_ages) says how late they come.
     ///
     /// *Over HTTP.* 412, as OASIS Repeatable Requests has it for requests first sent before what is tracked. The draft
     /// leaves it open; at Stripe such a key is new again.

@@ -136,23 +136,8 @@ fn unsafe_code_is_in_one_file() {
     }
 }
 
-/// The rows of the first table in comments of `marker` whose head begins with `head`.
-fn table<'a>(source: &'a str, marker: &str, head: &str) -> Vec<&'a str> {
-    let comments = source.lines().map(|line| line.trim().strip_prefix(marker).unwrap_or_default().trim());
-    comments.skip_while(|line| !line.starts_with(head)).take_while(|line| line.starts_with('|')).collect()
-}
-
 #[test]
-fn the_docs_of_reserve_show_the_table_of_the_state_machine() {
-    let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
-    let (state, reserve) = (read("src/state.rs"), read("src/store/reserve.rs"));
-    let [decided, shown] = [table(&state, "//!", "| event |"), table(&reserve, "///", "| event |")];
-    assert!(decided.len() > 10, "the table of src/state.rs was not read: {decided:?}");
-    assert_eq!(decided, shown, "what the docs say a key becomes is what src/state.rs decides");
-}
-
-#[test]
-fn the_docs_of_reserve_say_four_things_of_each_variant() {
+fn the_docs_of_reserve_say_of_each_variant_how_it_arises_what_to_do_and_what_http_says() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/reserve.rs");
     let source = fs::read_to_string(path).unwrap();
     let (_, variants) = source.split_once("pub enum Reserve {").unwrap();
