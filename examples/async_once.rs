@@ -127,8 +127,9 @@ fn cancelled(store: &Store) -> Result<()> {
     });
     run_all([until_it_works])?;
     drop(charging);
+    let again = async |_attempt: Attempt| Ok::<_, Failed<std::io::Error>>(b"charged again".to_vec());
     run_all([async {
-        match store.once_async(&key_4, request(), stuck).await {
+        match store.once_async(&key_4, request(), again).await {
             Err(OnceError::Interrupted(unknown)) => {
                 assert_eq!(unknown.cause(), Cause::Dropped);
                 println!("dropped while it charges: interrupted, ask under {}", unknown.downstream_key("charge"));
