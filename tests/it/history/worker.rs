@@ -1,0 +1,385 @@
+//! One of the threads that make a history: it calls what it can, by chance, and writes down how it was answered.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use keyonce::{
+    Attempt, Body, Completion, Durability, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState, NotReattached, OnDrop,
+    OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
+};
+
+use super::record::{Log, bytes_of, number_of};
+use crate::linear::spec::{Answer, Ask, Call, Cause, Name, Shown};
+use crate::workload::Random;
+
+/// What the threads of a history have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    pub(crate) keys: u64,
+    pub(crate) lease_ms: &'static [u64],
+    pub(crate) wait: Duration,
+    /// Calls bring levels of their own.
+    pub(crate) levels: bool,
+}
+
+/// What every thread of a process can get at.
+#[derive(Default)]
+pub(crate) struct Shared {
+    views: Mutex<Vec<(Hold, Attempt)>>,
+    detached: Mutex<Vec<(u64, u64)>>,
+}
+
+/// A guard as the history names it.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    key: u64,
+    token: u64,
+    guard: u64,
+    lease_ms: u64,
+    release_on_drop: bool,
+}
+
+/// What was asked for, also by the handles that came of it.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    ask: Ask,
+    release_on_drop: bool,
+}
+
+/// A thread.
+pub(crate) struct Worker<'a> {
+    pub(crate) store: Store,
+    pub(crate) log: Log<'a>,
+    pub(crate) random: Random,
+    pub(crate) manner: Manner,
+    pub(crate) shared: &'a Shared,
+    guards: Vec<(Hold, Reservation)>,
+    handles: Vec<(u64, Asked, Interrupted)>,
+}
+
+/// Views and tokens beyond this many are forgotten, oldest first.
+const SHARED_MAX: usize = 12;
+
+pub(crate) fn key(number: u64) -> Key {
+    Key::new("history", format!("key {number}")).unwrap()
+}
+
+fn fingerprint(request: u64) -> Fingerprint {
+    Fingerprint::of(request.to_le_bytes())
+}
+
+fn request_of(told: Fingerprint) -> u64 {
+    (0..2).find(|request| fingerprint(*request) == told).unwrap_or(u64::MAX)
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(store: Store, log: Log<'a>, random: Random, manner: Manner, shared: &'a Shared) -> Self {
+        Self { store, log, random, manner, shared, guards: Vec::new(), handles: Vec::new() }
+    }
+
+    /// Asks for each key what it is, and what both requests are told.
+    pub(crate) fn look_at_all(&mut self) {
+        for number in 0..self.manner.keys {
+            self.peek(number);
+            for request in 0..2 {
+                let ask = Ask { request, lease_ms: self.lease_ms(), take_over: false, waits: false };
+                self.ask(number, ask, false);
+            }
+        }
+    }
+
+    /// One call.
+    pub(crate) fn act(&mut self) {
+        let key = self.random.below(self.manner.keys);
+        match self.random.below(100) {
+            34..48 if !self.guards.is_empty() => self.complete(),
+            48..53 if !self.guards.is_empty() => self.release(),
+            53..60 if !self.guards.is_empty() => self.drop_guard(),
+            60..64 => self.renew(),
+            64..68 => self.save_checkpoint(),
+            68..70 if !self.guards.is_empty() => self.detach(),
+            70..73 => self.reattach(),
+            73..81 if !self.handles.is_empty() => self.take_over(),
+            81..84 if !self.handles.is_empty() => self.resolve(),
+            84..87 if !self.handles.is_empty() => self.release_interrupted(),
+            87..92 => self.peek(key),
+            92..99 => self.forget(key),
+            _ => self.reserve(key),
+        }
+    }
+
+    fn lease_ms(&mut self) -> u64 {
+        self.random.of(self.manner.lease_ms)
+    }
+
+    fn a_guard(&mut self) -> (Hold, Reservation) {
+        let at = self.random.index(self.guards.len());
+        self.guards.swap_remove(at)
+    }
+
+    fn a_handle(&mut self) -> (u64, Asked, Interrupted) {
+        let at = self.random.index(self.handles.len());
+        self.handles.swap_remove(at)
+    }
+
+    fn reserve(&mut self, number: u64) {
+        let ask = Ask {
+            request: u64::from(self.random.one_in(4)),
+            lease_ms: self.lease_ms(),
+            take_over: self.random.one_in(4),
+            waits: self.random.one_in(4),
+        };
+        let release_on_drop = self.random.one_in(5);
+        let in_flight = self.ask(number, ask, release_on_drop);
+        if let Some(in_flight) = in_flight.filter(|_| !ask.waits && self.random.one_in(4)) {
+            let ask = Ask { waits: true, ..ask };
+            let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
+            let answer = in_flight.wait(self.manner.wait).unwrap();
+            self.told(number, guard, Asked { ask, release_on_drop }, answer);
+        }
+    }
+
+    fn ask(&mut self, number: u64, ask: Ask, release_on_drop: bool) -> Option<InFlight> {
+        let mut with = ReserveOptions::new().lease(ms(ask.lease_ms));
+        if ask.take_over {
+            with = with.on_interrupted(OnInterrupted::TakeOver);
+        }
+        if ask.waits {
+            with = with.wait(self.manner.wait);
+        }
+        if release_on_drop {
+            with = with.on_drop(OnDrop::Release);
+        }
+        if self.manner.levels {
+            let level = self.random.of(&[None, Some(Durability::PowerLoss), Some(Durability::ProcessCrash)]);
+            with = level.map_or(with.clone(), |level| with.durability(level));
+        }
+        let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
+        let answer = self.store.reserve_with(&key(number), fingerprint(ask.request), &with).unwrap();
+        self.told(number, guard, Asked { ask, release_on_drop }, answer)
+    }
+
+    /// Writes the answer down, and keeps what it brought.
+    fn told(&mut self, key: u64, guard: u64, asked: Asked, answer: Reserve) -> Option<InFlight> {
+        let Asked { ask, release_on_drop } = asked;
+        match answer {
+            Reserve::Fresh(reservation) => {
+                self.log.answer(Answer::Fresh(shown_of(&reservation)));
+                let token = reservation.token().to_u64();
+                self.keep(Hold { key, token, guard, lease_ms: ask.lease_ms, release_on_drop }, reservation);
+            }
+            Reserve::Replay(response) => {
+                let body = match response.body() {
+                    Body::Kept(bytes) => number_of(bytes),
+                    Body::NotKept { .. } => u64::MAX,
+                };
+                self.log.answer(Answer::Replay { body, attempt: u64::from(response.attempt()) });
+            }
+            Reserve::InFlight(in_flight) => {
+                self.log.answer(Answer::InFlight(shown_of_info(in_flight.info())));
+                return Some(in_flight);
+            }
+            Reserve::Interrupted(interrupted) => {
+                let told = Answer::Interrupted(shown_of_info(interrupted.info()), cause_of(interrupted.cause()));
+                self.log.answer(told);
+                self.handles.push((key, asked, interrupted));
+            }
+            Reserve::Mismatch(mismatch) => self.log.answer(Answer::Mismatch(name_of(mismatch.state))),
+            Reserve::TooOld(_) => panic!("nobody said when the key was issued"),
+        }
+        None
+    }
+
+    fn keep(&mut self, hold: Hold, reservation: Reservation) {
+        let mut views = self.shared.views.lock().unwrap();
+        if views.len() == SHARED_MAX {
+            views.remove(0);
+        }
+        views.push((hold, reservation.attempt_view()));
+        drop(views);
+        self.guards.push((hold, reservation));
+    }
+
+    fn complete(&mut self) {
+        let (Hold { key, token, .. }, reservation) = self.a_guard();
+        let body = self.log.invoke(Some(key), |id| Call::Complete { token, body: id });
+        let done = reservation.complete(&bytes_of(body)).unwrap();
+        self.log.answer(completion(done));
+    }
+
+    fn release(&mut self) {
+        let (Hold { key, token, .. }, reservation) = self.a_guard();
+        self.log.invoke(Some(key), |_| Call::Release { token });
+        let done = reservation.release().unwrap();
+        self.log.answer(completion(done));
+    }
+
+    fn drop_guard(&mut self) {
+        let (Hold { key, token, release_on_drop, .. }, reservation) = self.a_guard();
+        let interrupts = release_on_drop && self.random.one_in(3);
+        self.log.invoke(Some(key), |_| Call::Drop { token, release: release_on_drop && !interrupts });
+        if interrupts {
+            reservation.interrupt();
+        } else {
+            drop(reservation);
+        }
+        self.log.answer(Answer::Over);
+    }
+
+    /// A view of an attempt, perhaps another thread's.
+    fn a_view(&mut self) -> Option<(Hold, Attempt)> {
+        let views = self.shared.views.lock().unwrap();
+        (!views.is_empty()).then(|| views[self.random.index(views.len())].clone())
+    }
+
+    fn renew(&mut self) {
+        let lease_ms = self.lease_ms();
+        if !self.guards.is_empty() && self.random.one_in(2) {
+            let (Hold { key, token, guard, .. }, reservation) = &self.guards[self.random.index(self.guards.len())];
+            self.log.invoke(Some(*key), |_| Call::Renew { token: *token, guard: *guard, lease_ms });
+            self.log.answer(completion(reservation.renew(ms(lease_ms)).unwrap()));
+        } else if let Some((Hold { key, token, guard, .. }, view)) = self.a_view() {
+            self.log.invoke(Some(key), |_| Call::Renew { token, guard, lease_ms });
+            self.log.answer(completion(view.renew(ms(lease_ms)).unwrap()));
+        }
+    }
+
+    fn save_checkpoint(&mut self) {
+        let Some((Hold { key, token, guard, lease_ms, .. }, view)) = self.a_view() else { return };
+        let id = self.log.invoke(Some(key), |bytes| Call::SaveCheckpoint { token, guard, bytes, lease_ms });
+        let done = view.save_checkpoint(&bytes_of(id)).unwrap();
+        self.log.answer(completion(done));
+    }
+
+    fn detach(&mut self) {
+        let lease_ms = self.lease_ms();
+        let (Hold { key, token, .. }, reservation) = self.a_guard();
+        self.log.invoke(Some(key), |_| Call::Detach { token, lease_ms });
+        match reservation.detach(ms(lease_ms)) {
+            Ok(told) => {
+                assert_eq!(told.to_u64(), token);
+                self.log.answer(Answer::Done);
+                let mut detached = self.shared.detached.lock().unwrap();
+                if detached.len() == SHARED_MAX {
+                    detached.remove(0);
+                }
+                detached.push((key, token));
+            }
+            Err(not_stored) => {
+                self.log.answer(Answer::Superseded);
+                // The guard came back; what its end does is a call of its own.
+                self.log.invoke(Some(key), |_| Call::Drop { token, release: false });
+                not_stored.reservation.interrupt();
+                self.log.answer(Answer::Over);
+            }
+        }
+    }
+
+    fn reattach(&mut self) {
+        let detached = self.shared.detached.lock().unwrap();
+        if detached.is_empty() {
+            return;
+        }
+        let (number, token) = detached[self.random.index(detached.len())];
+        drop(detached);
+        let lease_ms = self.manner.lease_ms[0];
+        let guard = self.log.invoke(Some(number), |_| Call::Reattach { token, lease_ms });
+        match self.store.reattach(&key(number), Token::from_u64(token)) {
+            Ok(reservation) => {
+                self.log.answer(Answer::Done);
+                self.keep(Hold { key: number, token, guard, lease_ms, release_on_drop: false }, reservation);
+            }
+            Err(NotReattached::InFlight) => self.log.answer(Answer::Held),
+            Err(NotReattached::Superseded) => self.log.answer(Answer::Superseded),
+            Err(NotReattached::Store(error)) => panic!("{error}"),
+        }
+    }
+
+    fn take_over(&mut self) {
+        let (number, Asked { ask, release_on_drop }, handle) = self.a_handle();
+        let token = handle.token.to_u64();
+        // The handle names the attempt; what it asks beyond that takes nothing over.
+        let ask = Ask { take_over: false, waits: false, ..ask };
+        let guard = self.log.invoke(Some(number), |_| Call::TakeOver { token, ask });
+        let answer = handle.take_over().unwrap();
+        self.told(number, guard, Asked { ask, release_on_drop }, answer);
+    }
+
+    fn resolve(&mut self) {
+        let (number, _, handle) = self.a_handle();
+        let token = handle.token.to_u64();
+        let body = self.log.invoke(Some(number), |id| Call::Resolve { token, body: id });
+        let done = handle.resolve(&bytes_of(body)).unwrap();
+        self.log.answer(completion(done));
+    }
+
+    fn release_interrupted(&mut self) {
+        let (number, _, handle) = self.a_handle();
+        let token = handle.token.to_u64();
+        self.log.invoke(Some(number), |_| Call::ReleaseInterrupted { token });
+        let done = handle.release().unwrap();
+        self.log.answer(completion(done));
+    }
+
+    fn peek(&mut self, number: u64) {
+        self.log.invoke(Some(number), |_| Call::Peek);
+        let info = self.store.peek(&key(number)).unwrap();
+        self.log.answer(info.map_or(Answer::Unknown, |info| Answer::Known {
+            request: request_of(info.fingerprint),
+            name: name_of(info.state),
+            shown: shown_of_info(&info),
+            cause: info.cause.map(cause_of),
+        }));
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.log.invoke(Some(number), |_| Call::Forget);
+        let known = self.store.forget(&key(number), "a history").unwrap();
+        self.log.answer(if known { Answer::Done } else { Answer::Unknown });
+    }
+}
+
+fn completion(told: Completion) -> Answer {
+    match told {
+        Completion::Done => Answer::Done,
+        Completion::Superseded => Answer::Superseded,
+    }
+}
+
+fn shown_of(reservation: &Reservation) -> Shown {
+    Shown {
+        token: reservation.token().to_u64(),
+        attempt: u64::from(reservation.attempt()),
+        checkpoint: number_of(reservation.checkpoint()),
+    }
+}
+
+fn shown_of_info(info: &KeyInfo) -> Shown {
+    Shown {
+        token: info.token.to_u64(),
+        attempt: u64::from(info.attempt),
+        checkpoint: number_of(&info.checkpoint),
+    }
+}
+
+fn name_of(state: KeyState) -> Name {
+    match state {
+        KeyState::InFlight => Name::InFlight,
+        KeyState::Interrupted => Name::Interrupted,
+        KeyState::Done => Name::Done,
+        other => panic!("the contract has no state {other:?}"),
+    }
+}
+
+fn cause_of(cause: keyonce::Cause) -> Cause {
+    match cause {
+        keyonce::Cause::Crash => Cause::Crash,
+        keyonce::Cause::Dropped => Cause::Dropped,
+        keyonce::Cause::LeaseLapsed => Cause::LeaseLapsed,
+        other => panic!("the contract has no cause {other:?}"),
+    }
+}
