@@ -155,7 +155,14 @@ fn threads_on_a_simulated_disk_are_answered_as_if_one_after_the_other() {
     }
     tally.tell("threads on a simulated disk");
     tally.has_heard(&ALWAYS);
-    tally.has_heard(&["kill", "power loss", "close", "interrupted by a crash", "interrupted by a lapse", "time passes"]);
+    tally.has_heard(&[
+        "kill",
+        "power loss",
+        "close",
+        "interrupted by a crash",
+        "interrupted by a lapse",
+        "time passes",
+    ]);
 }
 
 #[test]

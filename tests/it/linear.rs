@@ -16,6 +16,7 @@
 //! process, or never.
 
 pub(crate) mod spec;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeSet, HashSet};
@@ -48,8 +49,8 @@ pub(crate) struct Op {
     pub(crate) call: Call,
     pub(crate) invoked: u64,
     /// When it was answered, and how; `None` when its process ended before that. [`NEVER`] when the answer came after
-    /// the image of the disk was taken with which the history goes on: nobody heard it, but it says what the call did if
-    /// it did anything before.
+    /// the image of the disk was taken with which the history goes on: nobody heard it, but it says what the call did,
+    /// if it did anything before.
     pub(crate) answered: Option<(u64, Answer)>,
 }
 
@@ -65,6 +66,15 @@ impl Op {
     /// Whether somebody heard the answer.
     pub(crate) fn is_told(&self) -> bool {
         self.answered_at() != NEVER
+    }
+
+    /// Whether, answered so, it cannot have changed anything.
+    fn only_reads(&self) -> bool {
+        match (self.call, self.answer()) {
+            (Call::Peek, Some(_)) | (Call::Forget, Some(Answer::Unknown)) => true,
+            (Call::Reserve(_), Some(answer)) => answer.fresh().is_none(),
+            _ => false,
+        }
     }
 
     /// Whether this one was over when the other began.
@@ -200,7 +210,7 @@ impl<'a> Search<'a> {
                 self.configurations.insert(configuration);
                 continue;
             }
-            to_do.extend(self.followers(&configuration).filter(|follower| known.insert(*follower)));
+            to_do.extend(self.followers(&configuration).into_iter().filter(|follower| known.insert(*follower)));
         }
         self.open[place] = None;
     }
@@ -210,24 +220,29 @@ impl<'a> Search<'a> {
         let mut known = self.configurations.clone();
         let mut to_do: Vec<_> = known.iter().copied().collect();
         while let Some(configuration) = to_do.pop() {
-            to_do.extend(self.followers(&configuration).filter(|follower| known.insert(*follower)));
+            to_do.extend(self.followers(&configuration).into_iter().filter(|follower| known.insert(*follower)));
         }
         let ended = known.into_iter().flat_map(|configuration| configuration.state.ended(end));
         self.configurations = ended.map(|state| Configuration { state, progress: [0; OPEN_MAX] }).collect();
         self.open = [None; OPEN_MAX];
     }
 
-    /// What one more step of one open call makes of a configuration.
-    fn followers(&self, from: &Configuration) -> impl Iterator<Item = Configuration> {
-        let open = self.open.iter().zip(from.progress).enumerate();
-        let going_on = open.filter_map(|(place, (open, progress))| Some((place, (*open)?, progress)));
-        going_on.filter(|(.., progress)| *progress != DONE).flat_map(move |(place, op, progress)| {
-            spec::steps(&from.state, op, progress).into_iter().map(move |(progress, state)| {
+    /// What one more step of one open call makes of a configuration. A call that only reads, and is answered here as it
+    /// was, comes first and alone: whatever order explains the history with it later does so with it now.
+    fn followers(&self, from: &Configuration) -> Vec<Configuration> {
+        let mut followers = Vec::new();
+        for (place, (open, progress)) in self.open.iter().zip(from.progress).enumerate() {
+            let Some(op) = open.filter(|_| progress != DONE) else { continue };
+            for (progress, state) in spec::steps(&from.state, op, progress) {
                 let mut next = Configuration { state, ..*from };
                 next.progress[place] = progress.unwrap_or(DONE);
-                next
-            })
-        })
+                if state == from.state && op.only_reads() {
+                    return vec![next];
+                }
+                followers.push(next);
+            }
+        }
+        followers
     }
 
     fn explain(&self, at: u64, op: &Op, before: &HashSet<Configuration>) -> String {

@@ -1,5 +1,5 @@
-//! Histories across real kills: a child of this very binary works on a store with several threads until it gets SIGKILL,
-//! the next one opens what it left, and all that they were told is one history.
+//! Histories across real kills: a child of this very binary works on a store with several threads until it gets
+//! SIGKILL, the next one opens what it left, and all that they were told is one history.
 //!
 //! A child says each invocation before the call and each answer before its thread goes on, a line each, by one write to
 //! a pipe: what it was told and has not said when it dies, it has told nobody. The stamps in the lines give the order;

@@ -126,12 +126,8 @@ fn words_of_call(call: &Call) -> Vec<u64> {
 }
 
 fn call_of_words(words: &[u64]) -> Call {
-    let ask_of = |words: [u64; 4]| Ask {
-        request: words[0],
-        lease_ms: words[1],
-        take_over: words[2] == 1,
-        waits: words[3] == 1,
-    };
+    let ask_of =
+        |words: [u64; 4]| Ask { request: words[0], lease_ms: words[1], take_over: words[2] == 1, waits: words[3] == 1 };
     match *words {
         [0, a, b, c, d] => Call::Reserve(ask_of([a, b, c, d])),
         [1, token, body] => Call::Complete { token, body },

@@ -96,7 +96,8 @@ impl Rig {
         let keys = 2 + random.below(3);
         let lease_ms = if time == Time::Passes { SHORT_LEASES_MS } else { LONG_LEASES_MS };
         let wait = if time == Time::Passes { Duration::from_secs(20) } else { Duration::from_millis(1) };
-        let loses_power = stage == Stage::Simulated && setting.durability == Durability::PowerLoss && random.one_in(2);
+        let may_lose_power = stage == Stage::Simulated && setting.durability == Durability::PowerLoss;
+        let loses_power = may_lose_power && seed.is_multiple_of(2);
         let levels = !loses_power && random.one_in(2);
         let tear = random.of(&[Tear::Page, Tear::Sector]);
         Self {
@@ -130,6 +131,7 @@ impl Rig {
         let mut worker = Worker::new(store, Log::new(&stamps, false), self.random.clone(), self.manner, &shared);
         worker.look_at_all();
         self.history.append(&mut worker.log.ops);
+        self.history.sort_unstable_by_key(|op| op.invoked);
         self.history
     }
 

@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use keyonce::{
-    Attempt, Body, Completion, Durability, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState, NotReattached, OnDrop,
-    OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
+    Attempt, Body, Completion, Durability, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState, NotReattached,
+    OnDrop, OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
 };
 
 use super::record::{Log, bytes_of, number_of};
@@ -131,11 +131,11 @@ impl<'a> Worker<'a> {
             request: u64::from(self.random.one_in(4)),
             lease_ms: self.lease_ms(),
             take_over: self.random.one_in(4),
-            waits: self.random.one_in(4),
+            waits: self.random.one_in(8),
         };
         let release_on_drop = self.random.one_in(5);
         let in_flight = self.ask(number, ask, release_on_drop);
-        if let Some(in_flight) = in_flight.filter(|_| !ask.waits && self.random.one_in(4)) {
+        if let Some(in_flight) = in_flight.filter(|_| !ask.waits && self.random.one_in(8)) {
             let ask = Ask { waits: true, ..ask };
             let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
             let answer = in_flight.wait(self.manner.wait).unwrap();
@@ -359,11 +359,7 @@ fn shown_of(reservation: &Reservation) -> Shown {
 }
 
 fn shown_of_info(info: &KeyInfo) -> Shown {
-    Shown {
-        token: info.token.to_u64(),
-        attempt: u64::from(info.attempt),
-        checkpoint: number_of(&info.checkpoint),
-    }
+    Shown { token: info.token.to_u64(), attempt: u64::from(info.attempt), checkpoint: number_of(&info.checkpoint) }
 }
 
 fn name_of(state: KeyState) -> Name {

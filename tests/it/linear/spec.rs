@@ -167,11 +167,7 @@ impl Causes {
     const ANY: Self = Self { crash: true, dropped: true, lapsed: true };
 
     fn only(cause: Cause) -> Self {
-        Self {
-            crash: cause == Cause::Crash,
-            dropped: cause == Cause::Dropped,
-            lapsed: cause == Cause::LeaseLapsed,
-        }
+        Self { crash: cause == Cause::Crash, dropped: cause == Cause::Dropped, lapsed: cause == Cause::LeaseLapsed }
     }
 
     fn contains(self, cause: Cause) -> bool {
@@ -233,9 +229,9 @@ impl Default for State {
     }
 }
 
-/// What one step of a call may make of a key: the state, and how far the call has come; `None` when it is through. Empty
-/// when the call cannot have taken effect here and been answered so. A call that was not answered and changes nothing
-/// here takes no step.
+/// What one step of a call may make of a key: the state, and how far the call has come; `None` when it is through.
+/// Empty when the call cannot have taken effect here and been answered so. A call that was not answered and changes
+/// nothing here takes no step.
 pub(crate) fn steps(state: &State, op: &super::Op, progress: u8) -> Vec<(Option<u8>, State)> {
     let state = state.observed();
     let answer = op.answer();
@@ -420,7 +416,9 @@ impl State {
                 let (state, owner) = self.showing(owner, shown)?;
                 fits.then_some(state.with(Phase::Interrupted(owner, Causes::only(cause))))
             }
-            (Phase::Done { body, attempt, .. }, Some(told)) => (told == Answer::Replay { body, attempt }).then_some(self),
+            (Phase::Done { body, attempt, .. }, Some(told)) => {
+                (told == Answer::Replay { body, attempt }).then_some(self)
+            }
             (Phase::Absent { .. } | Phase::InFlight(_) | Phase::Interrupted(..) | Phase::Done { .. }, _) => None,
         }
     }
@@ -508,8 +506,9 @@ impl State {
                 self.latest(token).map(|owner| if owner.attempt > 1 { interrupted(owner) } else { free(owner) })
             }
             Call::Drop { token, release: false } => self.latest(token).map(interrupted),
-            Call::Renew { token, guard, lease_ms } => guarded(token, guard)
-                .map(|owner| in_flight(Owner { lease_end_ms: now_ms + lease_ms, ..owner })),
+            Call::Renew { token, guard, lease_ms } => {
+                guarded(token, guard).map(|owner| in_flight(Owner { lease_end_ms: now_ms + lease_ms, ..owner }))
+            }
             Call::SaveCheckpoint { token, guard, bytes, lease_ms } => guarded(token, guard).map(|owner| {
                 let lapsed = self.stopped(token).is_some();
                 let lease_end_ms = if lapsed { now_ms + lease_ms } else { owner.lease_end_ms };
