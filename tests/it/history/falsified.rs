@@ -1,7 +1,7 @@
 //! Recorded histories are made false, and the search must find each of them out.
 //!
-//! Every kind of falsehood changes one answer, one token or the time of one call of a history that was recorded while time
-//! stood still, where the rest of the history proves that the change is false. The proof stands at each kind; the
+//! Every kind of falsehood changes one answer, one token or the time of one call of a history that was recorded while
+//! time stood still, where the rest of the history proves that the change is false. The proof stands at each kind; the
 //! words it uses are the functions of [`Facts`].
 
 mod facts;
