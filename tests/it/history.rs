@@ -114,6 +114,7 @@ fn name(op: &Op) -> Option<&'static str> {
         (_, Answer::Known { .. }) => "known",
         (_, Answer::Unknown) => "unknown",
         (_, Answer::Over) => "over",
+        (_, Answer::Unheard) => "gone away unheard",
     })
 }
 

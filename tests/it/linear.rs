@@ -72,7 +72,7 @@ impl Op {
     fn only_reads(&self) -> bool {
         match (self.call, self.answer()) {
             (Call::Peek, Some(_)) | (Call::Forget, Some(Answer::Unknown)) => true,
-            (Call::Reserve(_), Some(answer)) => answer.fresh().is_none(),
+            (Call::Reserve(ask), Some(answer)) => !ask.waits && answer != Answer::Unheard && answer.fresh().is_none(),
             _ => false,
         }
     }
@@ -161,7 +161,10 @@ enum Event {
 
 impl<'a> Search<'a> {
     fn new(ops: &'a [&'a Op]) -> Self {
-        let first = Configuration { state: State::default(), progress: [0; OPEN_MAX] };
+        let first = Configuration {
+            state: State::first(ops.iter().any(|op| op.call == Call::End(spec::End::PowerLoss))),
+            progress: [0; OPEN_MAX],
+        };
         Self { ops, open: [None; OPEN_MAX], configurations: HashSet::from([first]), widest: 1 }
     }
 

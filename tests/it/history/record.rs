@@ -167,6 +167,7 @@ fn words_of_answer(answer: &Answer) -> Vec<u64> {
         }
         Answer::Unknown => vec![9],
         Answer::Over => vec![10],
+        Answer::Unheard => vec![11],
     }
 }
 
@@ -191,6 +192,7 @@ fn answer_of_words(words: &[u64]) -> Answer {
         }
         [9] => Answer::Unknown,
         [10] => Answer::Over,
+        [11] => Answer::Unheard,
         _ => panic!("no answer: {words:?}"),
     }
 }

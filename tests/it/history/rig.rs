@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, SimDisk, Tear};
+use keyonce::testing::{self, ManualClock, SimDisk, Step, Tear};
 use keyonce::{Durability, Options, Retention, Store};
 
 use super::record::{Log, Stamps};
@@ -26,6 +26,9 @@ const CALLS_MAX: u64 = 60;
 
 /// Between two moves of the clock, in real time.
 const TICK: Duration = Duration::from_micros(200);
+
+/// How long a sync is held up that the power loss then hits.
+const HOLD_UP: Duration = Duration::from_millis(2);
 
 /// Whether leases lapse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,11 +162,17 @@ impl Rig {
             let at_step = disk.steps() + 1 + self.random.below(300);
             let (world, over, stamps) = (Arc::clone(&world), Arc::clone(&over), Arc::clone(&self.stamps));
             let (seed, source) = (self.random.next(), disk.clone());
-            disk.on_step(move |_| {
+            let only_at_syncs = end == End::PowerLoss && self.random.one_in(2);
+            disk.on_step(move |step| {
                 if source.steps() >= at_step
+                    && (!only_at_syncs || step == Step::Sync)
                     && let Ok(mut world) = world.try_lock()
                     && world.image.is_none()
                 {
+                    if only_at_syncs {
+                        // Who should wait for this sync, and does not, is told something before it.
+                        std::thread::sleep(HOLD_UP);
+                    }
                     world.image = Some(image(&source, end, seed, &stamps));
                     over.store(true, Ordering::SeqCst);
                 }
@@ -224,7 +233,8 @@ impl Rig {
                 while passes && at_work.load(Ordering::SeqCst) {
                     let world = world.lock().unwrap();
                     if world.image.is_none() {
-                        let ms = if random.one_in(40) { LEAP_MS } else { 1 + random.below(5_000) };
+                        // Whole seconds, so that the clock often shows the very end of a lease.
+                        let ms = if random.one_in(40) { LEAP_MS } else { 1_000 * (1 + random.below(5)) };
                         tick(clock, ms, &mut log);
                         *passed_ms += ms;
                     } else {

@@ -143,6 +143,9 @@ pub(crate) enum Answer {
     Unknown,
     /// To what has no answer but its end.
     Over,
+    /// The caller went away before it was told anything. By then the call has done its work or left no trace, but that
+    /// it may have let go of what it held.
+    Unheard,
 }
 
 impl Answer {
@@ -217,17 +220,20 @@ enum Phase {
 /// A key, and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
+    /// Some process of the history ends by a power loss, which may undo what needed no sync.
+    loses_power: bool,
     now_ms: u64,
     /// The largest token that a reservation of the key is known to have had.
     token_max: u64,
     phase: Phase,
 }
 
-impl Default for State {
-    fn default() -> Self {
-        Self { now_ms: 0, token_max: 0, phase: Phase::Absent { before: None } }
-    }
-}
+/// How far a call has come that takes more than one step: it has found that a handle is of no use any more.
+const TOO_LATE: u8 = 1;
+/// It was made the owner, and nobody was told that yet.
+const UNSEEN: u8 = 2;
+/// That was given back, and what is left is an answer.
+const GIVEN_BACK: u8 = 3;
 
 /// What one step of a call may make of a key: the state, and how far the call has come; `None` when it is through.
 /// Empty when the call cannot have taken effect here and been answered so. A call that was not answered and changes
@@ -235,41 +241,58 @@ impl Default for State {
 pub(crate) fn steps(state: &State, op: &super::Op, progress: u8) -> Vec<(Option<u8>, State)> {
     let state = state.observed();
     let answer = op.answer();
-    let next = match op.call {
+    let through = |next: Option<State>| next.map(|next| (None, next)).into_iter().collect();
+    let next: Vec<_> = match op.call {
+        _ if progress == UNSEEN => state.unseen(op),
         Call::TakeOver { token, .. } if progress == 0 && state.stopped(token).is_none() => {
-            return vec![(Some(1), state)];
+            vec![(Some(TOO_LATE), state)]
         }
-        Call::TakeOver { ask, .. } if progress > 0 => state.reserve(Ask { take_over: false, ..ask }, op.id, answer),
-        Call::TakeOver { token, ask } => {
-            state.stopped(token).and_then(|owner| state.take_over(owner, ask.lease_ms, op.id, answer))
+        Call::TakeOver { token, ask } if progress == 0 => {
+            let become_owner =
+                |answer| state.stopped(token).and_then(|owner| state.take_over(owner, ask.lease_ms, op.id, answer));
+            state.told_or_unseen(answer, false, become_owner)
         }
-        Call::Reserve(ask) => state.reserve(ask, op.id, answer),
-        Call::Peek => state.peek(answer),
-        Call::Forget => state.forget(answer),
-        Call::Advance { ms } => Some(State { now_ms: state.now_ms + ms, ..state }.observed()),
+        Call::TakeOver { ask, .. } => {
+            let ask = Ask { take_over: false, ..ask };
+            state.told_or_unseen(answer, false, |answer| state.reserve(ask, op.id, answer))
+        }
+        Call::Reserve(ask) => {
+            let waits = ask.waits && progress != GIVEN_BACK;
+            state.told_or_unseen(answer, waits, |answer| state.reserve(ask, op.id, answer))
+        }
+        Call::Peek => through(state.peek(answer)),
+        Call::Forget if answer == Some(Answer::Unheard) => vec![(None, state), (None, state.forgotten())],
+        Call::Forget => through(state.forget(answer)),
+        Call::Advance { ms } => vec![(None, State { now_ms: state.now_ms + ms, ..state }.observed())],
         Call::End(_) => unreachable!("the end of a process is no call"),
         Call::Reattach { token, lease_ms } => state.reattach(token, lease_ms, op.id, answer),
-        Call::Drop { .. } => state.act(&op.call, answer.map(|_| None)),
         Call::Complete { .. }
         | Call::Release { .. }
+        | Call::Drop { .. }
         | Call::Renew { .. }
         | Call::SaveCheckpoint { .. }
         | Call::Detach { .. }
         | Call::Resolve { .. }
-        | Call::ReleaseInterrupted { .. } => state.act(&op.call, answer.map(Some)),
+        | Call::ReleaseInterrupted { .. } => state.act(&op.call, answer),
     };
-    let answers_are_durable = op.is_told() && !matches!(op.call, Call::Drop { .. } | Call::Advance { .. });
-    let next = next.map(|next| match (state.phase, next.phase) {
+    let hears =
+        op.is_told() && answer != Some(Answer::Unheard) && !matches!(op.call, Call::Drop { .. } | Call::Advance { .. });
+    let firm = |(progress, next): (Option<u8>, State)| match (state.phase, next.phase) {
         // Somebody was told that the key is free, so that is not undone any more.
-        (Phase::Absent { .. }, Phase::Absent { .. }) if answers_are_durable => {
-            State { phase: Phase::Absent { before: None }, ..next }
+        (Phase::Absent { .. }, Phase::Absent { .. }) if hears && progress.is_none() => {
+            (progress, next.with(Phase::Absent { before: None }))
         }
-        _ => next,
-    });
-    next.into_iter().map(|next| (None, next)).collect()
+        _ => (progress, next),
+    };
+    next.into_iter().map(firm).collect()
 }
 
 impl State {
+    /// That of a key which nobody has named, in a history whose processes may lose power or not.
+    pub(crate) fn first(loses_power: bool) -> Self {
+        Self { loses_power, now_ms: 0, token_max: 0, phase: Phase::Absent { before: None } }
+    }
+
     /// As a caller must see it now.
     fn observed(self) -> Self {
         let now_ms = self.now_ms;
@@ -423,8 +446,65 @@ impl State {
         }
     }
 
+    /// A call that may become the owner: it is told so at once; or, where it waits or goes away unheard, it may be made
+    /// the owner before anybody is told.
+    fn told_or_unseen(
+        self,
+        answer: Option<Answer>,
+        waits: bool,
+        become_owner: impl Fn(Option<Answer>) -> Option<Self>,
+    ) -> Vec<(Option<u8>, Self)> {
+        let goes_unheard = answer == Some(Answer::Unheard);
+        let told = if goes_unheard { Some(self) } else { become_owner(answer) };
+        let unseen = if goes_unheard || waits { become_owner(None) } else { None };
+        let told = told.into_iter().map(|state| (None, state));
+        told.chain(unseen.into_iter().map(|state| (Some(UNSEEN), state))).collect()
+    }
+
+    /// What becomes of an owner that nobody was told of: it is told, and its lease begins; or it is released.
+    fn unseen(self, op: &super::Op) -> Vec<(Option<u8>, Self)> {
+        let goes_on = if op.answer() == Some(Answer::Unheard) { None } else { Some(GIVEN_BACK) };
+        let (Phase::InFlight(owner) | Phase::Interrupted(owner, _)) = self.phase else {
+            return vec![(goes_on, self)];
+        };
+        if owner.guard != Some(op.id) {
+            return vec![(goes_on, self)];
+        }
+        if let Call::Reattach { lease_ms, .. } = op.call {
+            // It is detached again.
+            let lease_end_ms = self.now_ms + lease_ms;
+            let owner = Owner { guard: None, detached: true, lease_end_ms, touched_ms: self.now_ms, ..owner };
+            return vec![(None, self.with(Phase::InFlight(owner)))];
+        }
+        let told = match (op.call, op.answer()) {
+            (Call::Reserve(Ask { lease_ms, .. }), Some(Answer::Fresh(shown))) => {
+                self.showing(owner, shown).map(|(state, owner)| {
+                    let lease_end_ms = self.now_ms + lease_ms;
+                    state.with(Phase::InFlight(Owner { lease_end_ms, touched_ms: self.now_ms, ..owner }))
+                })
+            }
+            _ => None,
+        };
+        let released = (goes_on, self.with(self.released(owner)));
+        told.map(|state| (None, state)).into_iter().chain([released]).collect()
+    }
+
+    fn interrupted(self, owner: Owner) -> Phase {
+        let owner = Owner { guard: None, detached: false, touched_ms: self.now_ms, ..owner };
+        Phase::Interrupted(owner, Causes::only(Cause::Dropped))
+    }
+
+    fn released(self, owner: Owner) -> Phase {
+        if owner.attempt > 1 { self.interrupted(owner) } else { self.free(owner) }
+    }
+
+    fn free(self, owner: Owner) -> Phase {
+        Phase::Absent { before: Some(owner).filter(|_| self.loses_power) }
+    }
+
     fn peek(self, answer: Option<Answer>) -> Option<Self> {
         match (self.phase, answer?) {
+            (_, Answer::Unheard) => Some(self),
             (Phase::Absent { .. }, told) => (told == Answer::Unknown).then_some(self),
             (Phase::InFlight(owner), Answer::Known { request, name: Name::InFlight, shown, cause: None }) => {
                 let (state, owner) = self.showing(owner, shown)?;
@@ -459,30 +539,37 @@ impl State {
             Phase::InFlight(_) | Phase::Interrupted(..) | Phase::Done { .. } => (Answer::Done, true),
         };
         let fits = answer.map_or(changed, |answer| answer == told);
-        fits.then_some(if changed { self.with(Phase::Absent { before: None }) } else { self })
+        fits.then_some(if changed { self.forgotten() } else { self })
     }
 
-    fn reattach(self, token: u64, lease_ms: u64, guard: u64, answer: Option<Answer>) -> Option<Self> {
+    fn forgotten(self) -> Self {
+        self.with(Phase::Absent { before: None })
+    }
+
+    fn reattach(self, token: u64, lease_ms: u64, guard: u64, answer: Option<Answer>) -> Vec<(Option<u8>, Self)> {
         let told = match self.latest(token) {
             Some(Owner { guard: Some(_), .. }) => Answer::Held,
             Some(owner) if owner.detached => Answer::Done,
             Some(_) | None => Answer::Superseded,
         };
-        let fits = answer.map_or(told == Answer::Done, |answer| answer == told);
-        match self.latest(token) {
-            Some(owner) if fits && told == Answer::Done => {
-                let lease_end_ms = self.now_ms + lease_ms;
-                let touched_ms = self.now_ms;
-                let owner = Owner { guard: Some(guard), detached: false, lease_end_ms, touched_ms, ..owner };
-                Some(self.with(Phase::InFlight(owner)))
+        let attached = self.latest(token).filter(|_| told == Answer::Done).map(|owner| {
+            let (lease_end_ms, touched_ms) = (self.now_ms + lease_ms, self.now_ms);
+            self.with(Phase::InFlight(Owner { guard: Some(guard), detached: false, lease_end_ms, touched_ms, ..owner }))
+        });
+        match answer {
+            // Nobody holds it: it is detached again.
+            Some(Answer::Unheard) => {
+                let detached = attached.map(|state| (Some(UNSEEN), state));
+                [(None, self)].into_iter().chain(detached).collect()
             }
-            _ => fits.then_some(self),
+            Some(answer) if answer == told => vec![(None, attached.unwrap_or(self))],
+            Some(_) => Vec::new(),
+            None => attached.map(|state| (None, state)).into_iter().collect(),
         }
     }
 
-    /// The act of an owner or of somebody with the handle of an interruption. The answer is `Some(None)` where the
-    /// caller was told nothing but that it is over.
-    fn act(self, call: &Call, answer: Option<Option<Answer>>) -> Option<Self> {
+    /// The act of an owner or of somebody with the handle of an interruption.
+    fn act(self, call: &Call, answer: Option<Answer>) -> Vec<(Option<u8>, Self)> {
         let now_ms = self.now_ms;
         let guarded = |token, guard| self.latest(token).filter(|owner| owner.guard == Some(guard));
         let in_flight = |owner: Owner| Phase::InFlight(Owner { touched_ms: now_ms, ..owner });
@@ -493,19 +580,14 @@ impl State {
             body,
             until_ms: now_ms + RETENTION_MS,
         };
-        let interrupted = |owner: Owner| {
-            let owner = Owner { guard: None, detached: false, touched_ms: now_ms, ..owner };
-            Phase::Interrupted(owner, Causes::only(Cause::Dropped))
-        };
-        let free = |owner| Phase::Absent { before: Some(owner) };
         let phase = match *call {
             Call::Complete { token, body } => self.latest(token).map(|owner| done(owner, body)),
             Call::Resolve { token, body } => self.stopped(token).map(|owner| done(owner, body)),
-            Call::ReleaseInterrupted { token } => self.stopped(token).map(free),
+            Call::ReleaseInterrupted { token } => self.stopped(token).map(|owner| self.free(owner)),
             Call::Release { token } | Call::Drop { token, release: true } => {
-                self.latest(token).map(|owner| if owner.attempt > 1 { interrupted(owner) } else { free(owner) })
+                self.latest(token).map(|owner| self.released(owner))
             }
-            Call::Drop { token, release: false } => self.latest(token).map(interrupted),
+            Call::Drop { token, release: false } => self.latest(token).map(|owner| self.interrupted(owner)),
             Call::Renew { token, guard, lease_ms } => {
                 guarded(token, guard).map(|owner| in_flight(Owner { lease_end_ms: now_ms + lease_ms, ..owner }))
             }
@@ -526,7 +608,22 @@ impl State {
             | Call::End(_) => unreachable!("{call:?} is no act of an owner"),
         };
         let told = if phase.is_some() { Answer::Done } else { Answer::Superseded };
-        let fits = answer.map_or(phase.is_some(), |answer| answer.is_none_or(|answer| answer == told));
-        fits.then_some(phase.map_or(self, |phase| self.with(phase)))
+        let acted = phase.map(|phase| (None, self.with(phase)));
+        match answer {
+            None => acted.into_iter().collect(),
+            Some(Answer::Unheard) => {
+                // Whoever gave the reservation into the call does not get it back: at least it falls.
+                let otherwise = match *call {
+                    Call::Complete { token, .. } | Call::Release { token } | Call::Detach { token, .. } => {
+                        self.latest(token).map_or(self, |owner| self.with(self.interrupted(owner)))
+                    }
+                    _ => self,
+                };
+                acted.into_iter().chain([(None, otherwise)]).collect()
+            }
+            Some(Answer::Over) => vec![acted.unwrap_or((None, self))],
+            Some(answer) if answer == told => vec![acted.unwrap_or((None, self))],
+            Some(_) => Vec::new(),
+        }
     }
 }
