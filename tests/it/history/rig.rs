@@ -95,7 +95,8 @@ struct World {
 
 impl Rig {
     pub(crate) fn new(seed: u64, setting: Setting, time: Time, stage: Stage) -> Self {
-        let mut random = Random(mixed(&[seed, time as u64, stage as u64, setting.durability as u64]));
+        let level = u64::from(setting.durability == Durability::PowerLoss);
+        let mut random = Random(mixed(&[seed, time as u64, stage as u64, level]));
         let keys = 2 + random.below(3);
         let lease_ms = if time == Time::Passes { SHORT_LEASES_MS } else { LONG_LEASES_MS };
         let wait = if time == Time::Passes { Duration::from_secs(20) } else { Duration::from_millis(1) };

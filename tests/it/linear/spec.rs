@@ -327,8 +327,10 @@ impl State {
                 let owner = Owner { touched_ms: state.now_ms, ..gone(owner) };
                 Phase::Interrupted(owner, Causes::only(Cause::LeaseLapsed))
             }
+            // Whether the close says it once more, and so keeps the key for another while, is left to it.
             (Phase::Interrupted(owner, causes), End::Close) if owner.guard.is_some() => {
-                Phase::Interrupted(Owner { touched_ms: state.now_ms, ..gone(owner) }, causes)
+                let now = Owner { touched_ms: state.now_ms, ..gone(owner) };
+                return [gone(owner), now].map(|owner| state.with(Phase::Interrupted(owner, causes))).to_vec();
             }
             // Whether the lapse or the crash came first is not known to whoever comes later.
             (Phase::Interrupted(owner, causes), End::Kill) if owner.guard.is_some() => {
