@@ -232,8 +232,6 @@ pub(crate) struct State {
 const TOO_LATE: u8 = 1;
 /// It was made the owner, and nobody was told that yet.
 const UNSEEN: u8 = 2;
-/// That was given back, and what is left is an answer.
-const GIVEN_BACK: u8 = 3;
 
 /// What one step of a call may make of a key: the state, and how far the call has come; `None` when it is through.
 /// Empty when the call cannot have taken effect here and been answered so. A call that was not answered and changes
@@ -256,10 +254,7 @@ pub(crate) fn steps(state: &State, op: &super::Op, progress: u8) -> Vec<(Option<
             let ask = Ask { take_over: false, ..ask };
             state.told_or_unseen(answer, false, |answer| state.reserve(ask, op.id, answer))
         }
-        Call::Reserve(ask) => {
-            let waits = ask.waits && progress != GIVEN_BACK;
-            state.told_or_unseen(answer, waits, |answer| state.reserve(ask, op.id, answer))
-        }
+        Call::Reserve(ask) => state.told_or_unseen(answer, ask.waits, |answer| state.reserve(ask, op.id, answer)),
         Call::Peek => through(state.peek(answer)),
         Call::Forget if answer == Some(Answer::Unheard) => vec![(None, state), (None, state.forgotten())],
         Call::Forget => through(state.forget(answer)),
@@ -463,32 +458,36 @@ impl State {
         told.chain(unseen.into_iter().map(|state| (Some(UNSEEN), state))).collect()
     }
 
-    /// What becomes of an owner that nobody was told of: it is told, and its lease begins; or it is released.
+    /// What becomes of an owner that nobody was told of: it is told, and its lease begins; or it goes away, and the key
+    /// is released. So it is, too, when the lease lapses before, and when somebody else decides the key's fate it is no
+    /// owner any more; then it goes on to wait.
     fn unseen(self, op: &super::Op) -> Vec<(Option<u8>, Self)> {
-        let goes_on = if op.answer() == Some(Answer::Unheard) { None } else { Some(GIVEN_BACK) };
-        let (Phase::InFlight(owner) | Phase::Interrupted(owner, _)) = self.phase else {
-            return vec![(goes_on, self)];
+        let unheard = op.answer() == Some(Answer::Unheard);
+        let goes_on = if unheard { None } else { Some(0) };
+        let (owner, lapsed) = match self.phase {
+            Phase::InFlight(owner) if owner.guard == Some(op.id) => (owner, false),
+            Phase::Interrupted(owner, _) if owner.guard == Some(op.id) => (owner, true),
+            _ => return vec![(goes_on, self)],
         };
-        if owner.guard != Some(op.id) {
-            return vec![(goes_on, self)];
-        }
-        if let Call::Reattach { lease_ms, .. } = op.call {
-            // It is detached again.
-            let lease_end_ms = self.now_ms + lease_ms;
-            let owner = Owner { guard: None, detached: true, lease_end_ms, touched_ms: self.now_ms, ..owner };
-            return vec![(None, self.with(Phase::InFlight(owner)))];
-        }
-        let told = match (op.call, op.answer()) {
-            (Call::Reserve(Ask { lease_ms, .. }), Some(Answer::Fresh(shown))) => {
-                self.showing(owner, shown).map(|(state, owner)| {
-                    let lease_end_ms = self.now_ms + lease_ms;
-                    state.with(Phase::InFlight(Owner { lease_end_ms, touched_ms: self.now_ms, ..owner }))
-                })
+        let mut next = Vec::new();
+        match (op.call, op.answer()) {
+            (Call::Reattach { lease_ms, .. }, _) => {
+                let lease_end_ms = self.now_ms + lease_ms;
+                let owner = Owner { guard: None, detached: true, lease_end_ms, touched_ms: self.now_ms, ..owner };
+                return vec![(None, self.with(Phase::InFlight(owner)))];
             }
-            _ => None,
-        };
-        let released = (goes_on, self.with(self.released(owner)));
-        told.map(|state| (None, state)).into_iter().chain([released]).collect()
+            (Call::Reserve(Ask { lease_ms, .. }), Some(Answer::Fresh(shown))) => {
+                next.extend(self.showing(owner, shown).map(|(state, owner)| {
+                    let lease_end_ms = self.now_ms + lease_ms;
+                    (None, state.with(Phase::InFlight(Owner { lease_end_ms, touched_ms: self.now_ms, ..owner })))
+                }));
+            }
+            _ => {}
+        }
+        if unheard || lapsed {
+            next.push((goes_on, self.with(self.released(owner))));
+        }
+        next
     }
 
     fn interrupted(self, owner: Owner) -> Phase {
