@@ -8,7 +8,7 @@ mod facts;
 
 use self::facts::{Facts, moved_before, renamed};
 use super::rig::{Rig, Stage, Time};
-use crate::linear::spec::{Answer, Call, Cause, End, Name, Shown};
+use crate::linear::spec::{Answer, Call, Cause, End, Name, Policy, Shown};
 use crate::linear::{self, Op};
 use crate::place::{EVERYWHERE, tell};
 use crate::workload::Random;
@@ -82,7 +82,7 @@ fn second_owner(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
 fn free(facts: &Facts<'_>, op: &Op, between: impl Fn(&Op) -> bool) -> Option<Vec<Op>> {
     let Call::Reserve(ask) = op.call else { return None };
     let false_answer = Answer::Fresh(facts.new_owner());
-    let taken = !ask.take_over && op.answer()?.fresh().is_none() && facts.is_taken(op, between);
+    let taken = ask.policy == Policy::Surface && op.answer()?.fresh().is_none() && facts.is_taken(op, between);
     taken.then(|| facts.answering(op, false_answer))
 }
 
@@ -283,7 +283,7 @@ fn interrupted_at_work(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
 /// Who does not ask to take over gets a key that was free, and its first attempt.
 fn first_is_second(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
     let (Call::Reserve(ask), Answer::Fresh(shown)) = (op.call, op.answer()?) else { return None };
-    (!ask.take_over).then(|| facts.answering(op, Answer::Fresh(Shown { attempt: 2, ..shown })))
+    (ask.policy == Policy::Surface).then(|| facts.answering(op, Answer::Fresh(Shown { attempt: 2, ..shown })))
 }
 
 /// The attempt that was taken over from is known, and the next one counts one more.
@@ -324,13 +324,13 @@ fn crash_before_any(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
     first.then(|| facts.answering(op, Answer::Interrupted(shown, Cause::Crash)))
 }
 
-/// The reservation is known, and nobody let it fall, detached it or gave it back.
+/// The reservation is known, and nobody let it fall, detached it, gave it back or into a call that may have let it fall.
 fn dropped_by_nobody(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
     let Answer::Interrupted(shown, Cause::Crash) = op.answer()? else { return None };
     facts.attempt(shown.token)?;
     let lets_go = |other: &Op| {
-        let goes = matches!(other.call, Call::Drop { .. } | Call::Release { .. } | Call::Detach { .. });
-        goes && facts::token(&other.call) == Some(shown.token)
+        let stays = matches!(other.call, Call::Renew { .. } | Call::SaveCheckpoint { .. } | Call::Resolve { .. });
+        !stays && facts::token(&other.call) == Some(shown.token)
     };
     (!facts.ops.iter().any(lets_go)).then(|| facts.answering(op, Answer::Interrupted(shown, Cause::Dropped)))
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::linear::Op;
-use crate::linear::spec::{Answer, Ask, Bytes, Call, Cause, End, Name, Shown};
+use crate::linear::spec::{Answer, Ask, Bytes, Call, Cause, End, Name, Policy, Shown};
 use crate::workload::mixed;
 
 /// The order of all invocations and answers of a history, and of nothing else.
@@ -49,8 +49,13 @@ impl<'a> Log<'a> {
 
     /// The latest call was answered.
     pub(crate) fn answer(&mut self, answer: Answer) {
+        self.answer_to(self.ops.last().unwrap().id, answer);
+    }
+
+    /// This call was answered.
+    pub(crate) fn answer_to(&mut self, id: u64, answer: Answer) {
         let at = self.stamps.next();
-        let op = self.ops.last_mut().unwrap();
+        let op = self.ops.iter_mut().rfind(|op| op.id == id).unwrap();
         assert!(op.answered.is_none(), "a call is answered once: {op:?}");
         op.answered = Some((at, answer));
         if self.aloud {
@@ -105,7 +110,7 @@ fn spoken(words: &[u64]) -> String {
 }
 
 fn words_of_call(call: &Call) -> Vec<u64> {
-    let ask_words = |ask: &Ask| [ask.request, ask.lease_ms, u64::from(ask.take_over), u64::from(ask.waits)];
+    let ask_words = |ask: &Ask| [ask.request, ask.lease_ms, ask.policy as u64, u64::from(ask.waits)];
     match call {
         Call::Reserve(ask) => [&[0][..], &ask_words(ask)].concat(),
         Call::Complete { token, body } => vec![1, *token, *body],
@@ -126,8 +131,12 @@ fn words_of_call(call: &Call) -> Vec<u64> {
 }
 
 fn call_of_words(words: &[u64]) -> Call {
-    let ask_of =
-        |words: [u64; 4]| Ask { request: words[0], lease_ms: words[1], take_over: words[2] == 1, waits: words[3] == 1 };
+    let ask_of = |words: [u64; 4]| Ask {
+        request: words[0],
+        lease_ms: words[1],
+        policy: POLICIES.into_iter().find(|policy| *policy as u64 == words[2]).unwrap(),
+        waits: words[3] == 1,
+    };
     match *words {
         [0, a, b, c, d] => Call::Reserve(ask_of([a, b, c, d])),
         [1, token, body] => Call::Complete { token, body },
@@ -148,6 +157,7 @@ fn call_of_words(words: &[u64]) -> Call {
     }
 }
 
+const POLICIES: [Policy; 3] = [Policy::Surface, Policy::TakeOver, Policy::TakeOverLapsed];
 const CAUSES: [Cause; 3] = [Cause::Crash, Cause::Dropped, Cause::LeaseLapsed];
 const NAMES: [Name; 3] = [Name::InFlight, Name::Interrupted, Name::Done];
 

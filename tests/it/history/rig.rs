@@ -77,7 +77,14 @@ pub(crate) fn options(setting: Setting, leases_ms: &[u64]) -> Options {
 
 /// What a thread does when time stands still.
 pub(crate) fn timeless(keys: u64) -> Manner {
-    Manner { keys, lease_ms: LONG_LEASES_MS, wait: Duration::from_millis(1), levels: false }
+    Manner {
+        keys,
+        lease_ms: LONG_LEASES_MS,
+        wait: Duration::from_millis(1),
+        levels: false,
+        tasks: true,
+        goes_away: true,
+    }
 }
 
 /// The world at a step of the disk, and between which stamps that was.
@@ -107,7 +114,7 @@ impl Rig {
         Self {
             setting,
             time,
-            manner: Manner { keys, lease_ms, wait, levels },
+            manner: Manner { keys, lease_ms, wait, levels, tasks: true, goes_away: !loses_power },
             random,
             clock: ManualClock::default(),
             boots_ms: vec![0],

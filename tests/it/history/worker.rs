@@ -1,15 +1,18 @@
 //! One of the threads that make a history: it calls what it can, by chance, and writes down how it was answered.
 
-use std::sync::Mutex;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use keyonce::{
-    Attempt, Body, Completion, Durability, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState, NotReattached,
-    OnDrop, OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
+    Attempt, Body, Completion, Durability, Error, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState,
+    NotReattached, OnDrop, OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
 };
 
 use super::record::{Log, bytes_of, number_of};
-use crate::linear::spec::{Answer, Ask, Call, Cause, Name, Shown};
+use crate::linear::spec::{Answer, Ask, Call, Cause, Name, Policy, Shown};
 use crate::workload::Random;
 
 /// What the threads of a history have in common.
@@ -20,6 +23,44 @@ pub(crate) struct Manner {
     pub(crate) wait: Duration,
     /// Calls bring levels of their own.
     pub(crate) levels: bool,
+    /// Some callers are tasks.
+    pub(crate) tasks: bool,
+    /// Tasks drop some of their futures.
+    pub(crate) goes_away: bool,
+}
+
+/// A call on a thread that sleeps, or by a task that polls; `None` when the task went away before the answer.
+macro_rules! heard {
+    ($worker:ident, $on:expr, $thread:ident or $task:ident($($given:expr),*)) => {
+        if $worker.is_task {
+            let future = $on.$task($($given),*);
+            $worker.poll(0, future)
+        } else {
+            Some($on.$thread($($given),*))
+        }
+    };
+}
+
+/// As `heard`, for a call that is given the guard: a task polls it at least once, since the guard of a call that was never
+/// made falls as it would anywhere.
+macro_rules! heard_with_guard {
+    ($worker:ident, $on:expr, $thread:ident or $task:ident($($given:expr),*)) => {
+        if $worker.is_task {
+            let future = $on.$task($($given),*);
+            $worker.poll(1, future)
+        } else {
+            Some($on.$thread($($given),*))
+        }
+    };
+}
+
+/// Wakes a thread that polls.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
 /// What every thread of a process can get at.
@@ -53,12 +94,16 @@ pub(crate) struct Worker<'a> {
     pub(crate) random: Random,
     pub(crate) manner: Manner,
     pub(crate) shared: &'a Shared,
+    is_task: bool,
     guards: Vec<(Hold, Reservation)>,
     handles: Vec<(u64, Asked, Interrupted)>,
 }
 
 /// Views and tokens beyond this many are forgotten, oldest first.
 const SHARED_MAX: usize = 12;
+
+/// A task that nobody wakes polls again, so that a history always comes to its end.
+const WOKEN_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn key(number: u64) -> Key {
     Key::new("history", format!("key {number}")).unwrap()
@@ -77,8 +122,27 @@ fn ms(ms: u64) -> Duration {
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(store: Store, log: Log<'a>, random: Random, manner: Manner, shared: &'a Shared) -> Self {
-        Self { store, log, random, manner, shared, guards: Vec::new(), handles: Vec::new() }
+    pub(crate) fn new(store: Store, log: Log<'a>, mut random: Random, manner: Manner, shared: &'a Shared) -> Self {
+        let is_task = manner.tasks && random.one_in(2);
+        Self { store, log, random, manner, shared, is_task, guards: Vec::new(), handles: Vec::new() }
+    }
+
+    /// What the future comes to; or drops it after a few polls, perhaps when it has just been woken.
+    fn poll<T>(&mut self, polls_min: u64, future: impl Future<Output = T>) -> Option<T> {
+        let goes_away = self.manner.goes_away && self.random.one_in(6);
+        let polls_max = if goes_away { polls_min + self.random.below(3) } else { u64::MAX };
+        let waits_to_the_last = self.random.one_in(2);
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut future = pin!(future);
+        for polls_left in (0..polls_max).rev() {
+            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Some(answer);
+            }
+            if polls_left > 0 || waits_to_the_last {
+                thread::park_timeout(WOKEN_WITHIN);
+            }
+        }
+        None
     }
 
     /// Asks for each key what it is, and what both requests are told.
@@ -86,7 +150,7 @@ impl<'a> Worker<'a> {
         for number in 0..self.manner.keys {
             self.peek(number);
             for request in 0..2 {
-                let ask = Ask { request, lease_ms: self.lease_ms(), take_over: false, waits: false };
+                let ask = Ask { request, lease_ms: self.lease_ms(), policy: Policy::Surface, waits: false };
                 self.ask(number, ask, false);
             }
         }
@@ -130,7 +194,14 @@ impl<'a> Worker<'a> {
         let ask = Ask {
             request: u64::from(self.random.one_in(4)),
             lease_ms: self.lease_ms(),
-            take_over: self.random.one_in(4),
+            policy: self.random.of(&[
+                Policy::Surface,
+                Policy::Surface,
+                Policy::Surface,
+                Policy::Surface,
+                Policy::TakeOver,
+                Policy::TakeOverLapsed,
+            ]),
             waits: self.random.one_in(8),
         };
         let release_on_drop = self.random.one_in(5);
@@ -138,16 +209,18 @@ impl<'a> Worker<'a> {
         if let Some(in_flight) = in_flight.filter(|_| !ask.waits && self.random.one_in(8)) {
             let ask = Ask { waits: true, ..ask };
             let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
-            let answer = in_flight.wait(self.manner.wait).unwrap();
+            let answer = heard!(self, in_flight, wait or wait_async(self.manner.wait));
             self.told(number, guard, Asked { ask, release_on_drop }, answer);
         }
     }
 
     fn ask(&mut self, number: u64, ask: Ask, release_on_drop: bool) -> Option<InFlight> {
         let mut with = ReserveOptions::new().lease(ms(ask.lease_ms));
-        if ask.take_over {
-            with = with.on_interrupted(OnInterrupted::TakeOver);
-        }
+        with = match ask.policy {
+            Policy::Surface => with,
+            Policy::TakeOver => with.on_interrupted(OnInterrupted::TakeOver),
+            Policy::TakeOverLapsed => with.on_interrupted(OnInterrupted::TakeOverLapsed),
+        };
         if ask.waits {
             with = with.wait(self.manner.wait);
         }
@@ -159,16 +232,21 @@ impl<'a> Worker<'a> {
             with = level.map_or(with.clone(), |level| with.durability(level));
         }
         let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
-        let answer = self.store.reserve_with(&key(number), fingerprint(ask.request), &with).unwrap();
+        let (key, fingerprint) = (key(number), fingerprint(ask.request));
+        let answer = heard!(self, self.store, reserve_with or reserve_with_async(&key, fingerprint, &with));
         self.told(number, guard, Asked { ask, release_on_drop }, answer)
     }
 
     /// Writes the answer down, and keeps what it brought.
-    fn told(&mut self, key: u64, guard: u64, asked: Asked, answer: Reserve) -> Option<InFlight> {
+    fn told(&mut self, key: u64, guard: u64, asked: Asked, answer: Option<Result<Reserve, Error>>) -> Option<InFlight> {
         let Asked { ask, release_on_drop } = asked;
-        match answer {
+        let Some(answer) = answer else {
+            self.log.answer_to(guard, Answer::Unheard);
+            return None;
+        };
+        match answer.unwrap() {
             Reserve::Fresh(reservation) => {
-                self.log.answer(Answer::Fresh(shown_of(&reservation)));
+                self.log.answer_to(guard, Answer::Fresh(shown_of(&reservation)));
                 let token = reservation.token().to_u64();
                 self.keep(Hold { key, token, guard, lease_ms: ask.lease_ms, release_on_drop }, reservation);
             }
@@ -177,18 +255,18 @@ impl<'a> Worker<'a> {
                     Body::Kept(bytes) => number_of(bytes),
                     Body::NotKept { .. } => u64::MAX,
                 };
-                self.log.answer(Answer::Replay { body, attempt: u64::from(response.attempt()) });
+                self.log.answer_to(guard, Answer::Replay { body, attempt: u64::from(response.attempt()) });
             }
             Reserve::InFlight(in_flight) => {
-                self.log.answer(Answer::InFlight(shown_of_info(in_flight.info())));
+                self.log.answer_to(guard, Answer::InFlight(shown_of_info(in_flight.info())));
                 return Some(in_flight);
             }
             Reserve::Interrupted(interrupted) => {
                 let told = Answer::Interrupted(shown_of_info(interrupted.info()), cause_of(interrupted.cause()));
-                self.log.answer(told);
+                self.log.answer_to(guard, told);
                 self.handles.push((key, asked, interrupted));
             }
-            Reserve::Mismatch(mismatch) => self.log.answer(Answer::Mismatch(name_of(mismatch.state))),
+            Reserve::Mismatch(mismatch) => self.log.answer_to(guard, Answer::Mismatch(name_of(mismatch.state))),
             Reserve::TooOld(_) => panic!("nobody said when the key was issued"),
         }
         None
@@ -207,15 +285,15 @@ impl<'a> Worker<'a> {
     fn complete(&mut self) {
         let (Hold { key, token, .. }, reservation) = self.a_guard();
         let body = self.log.invoke(Some(key), |id| Call::Complete { token, body: id });
-        let done = reservation.complete(&bytes_of(body)).unwrap();
-        self.log.answer(completion(done));
+        let done = heard_with_guard!(self, reservation, complete or complete_async(&bytes_of(body)));
+        self.log.answer(completion(done.map(Result::unwrap)));
     }
 
     fn release(&mut self) {
         let (Hold { key, token, .. }, reservation) = self.a_guard();
         self.log.invoke(Some(key), |_| Call::Release { token });
-        let done = reservation.release().unwrap();
-        self.log.answer(completion(done));
+        let done = heard_with_guard!(self, reservation, release or release_async());
+        self.log.answer(completion(done.map(Result::unwrap)));
     }
 
     fn drop_guard(&mut self) {
@@ -238,45 +316,44 @@ impl<'a> Worker<'a> {
 
     fn renew(&mut self) {
         let lease_ms = self.lease_ms();
-        if !self.guards.is_empty() && self.random.one_in(2) {
-            let (Hold { key, token, guard, .. }, reservation) = &self.guards[self.random.index(self.guards.len())];
-            self.log.invoke(Some(*key), |_| Call::Renew { token: *token, guard: *guard, lease_ms });
-            self.log.answer(completion(reservation.renew(ms(lease_ms)).unwrap()));
-        } else if let Some((Hold { key, token, guard, .. }, view)) = self.a_view() {
+        if let Some((Hold { key, token, guard, .. }, view)) = self.a_view() {
             self.log.invoke(Some(key), |_| Call::Renew { token, guard, lease_ms });
-            self.log.answer(completion(view.renew(ms(lease_ms)).unwrap()));
+            let done = heard!(self, view, renew or renew_async(ms(lease_ms)));
+            self.log.answer(completion(done.map(Result::unwrap)));
         }
     }
 
     fn save_checkpoint(&mut self) {
         let Some((Hold { key, token, guard, lease_ms, .. }, view)) = self.a_view() else { return };
         let id = self.log.invoke(Some(key), |bytes| Call::SaveCheckpoint { token, guard, bytes, lease_ms });
-        let done = view.save_checkpoint(&bytes_of(id)).unwrap();
-        self.log.answer(completion(done));
+        let done = heard!(self, view, save_checkpoint or save_checkpoint_async(&bytes_of(id)));
+        self.log.answer(completion(done.map(Result::unwrap)));
     }
 
     fn detach(&mut self) {
         let lease_ms = self.lease_ms();
         let (Hold { key, token, .. }, reservation) = self.a_guard();
         self.log.invoke(Some(key), |_| Call::Detach { token, lease_ms });
-        match reservation.detach(ms(lease_ms)) {
-            Ok(told) => {
+        let told = match heard_with_guard!(self, reservation, detach or detach_async(ms(lease_ms))) {
+            None => Answer::Unheard,
+            Some(Ok(told)) => {
                 assert_eq!(told.to_u64(), token);
-                self.log.answer(Answer::Done);
-                let mut detached = self.shared.detached.lock().unwrap();
-                if detached.len() == SHARED_MAX {
-                    detached.remove(0);
-                }
-                detached.push((key, token));
+                Answer::Done
             }
-            Err(not_stored) => {
+            Some(Err(not_stored)) => {
                 self.log.answer(Answer::Superseded);
                 // The guard came back; what its end does is a call of its own.
                 self.log.invoke(Some(key), |_| Call::Drop { token, release: false });
                 not_stored.reservation.interrupt();
-                self.log.answer(Answer::Over);
+                Answer::Over
             }
+        };
+        self.log.answer(told);
+        let mut detached = self.shared.detached.lock().unwrap();
+        if detached.len() == SHARED_MAX {
+            detached.remove(0);
         }
+        detached.push((key, token));
     }
 
     fn reattach(&mut self) {
@@ -288,14 +365,16 @@ impl<'a> Worker<'a> {
         drop(detached);
         let lease_ms = self.manner.lease_ms[0];
         let guard = self.log.invoke(Some(number), |_| Call::Reattach { token, lease_ms });
-        match self.store.reattach(&key(number), Token::from_u64(token)) {
-            Ok(reservation) => {
+        let (key, told) = (key(number), Token::from_u64(token));
+        match heard!(self, self.store, reattach or reattach_async(&key, told)) {
+            None => self.log.answer(Answer::Unheard),
+            Some(Ok(reservation)) => {
                 self.log.answer(Answer::Done);
                 self.keep(Hold { key: number, token, guard, lease_ms, release_on_drop: false }, reservation);
             }
-            Err(NotReattached::InFlight) => self.log.answer(Answer::Held),
-            Err(NotReattached::Superseded) => self.log.answer(Answer::Superseded),
-            Err(NotReattached::Store(error)) => panic!("{error}"),
+            Some(Err(NotReattached::InFlight)) => self.log.answer(Answer::Held),
+            Some(Err(NotReattached::Superseded)) => self.log.answer(Answer::Superseded),
+            Some(Err(NotReattached::Store(error))) => panic!("{error}"),
         }
     }
 
@@ -303,9 +382,9 @@ impl<'a> Worker<'a> {
         let (number, Asked { ask, release_on_drop }, handle) = self.a_handle();
         let token = handle.token.to_u64();
         // The handle names the attempt; what it asks beyond that takes nothing over.
-        let ask = Ask { take_over: false, waits: false, ..ask };
+        let ask = Ask { policy: Policy::Surface, waits: false, ..ask };
         let guard = self.log.invoke(Some(number), |_| Call::TakeOver { token, ask });
-        let answer = handle.take_over().unwrap();
+        let answer = heard!(self, handle, take_over or take_over_async());
         self.told(number, guard, Asked { ask, release_on_drop }, answer);
     }
 
@@ -313,40 +392,51 @@ impl<'a> Worker<'a> {
         let (number, _, handle) = self.a_handle();
         let token = handle.token.to_u64();
         let body = self.log.invoke(Some(number), |id| Call::Resolve { token, body: id });
-        let done = handle.resolve(&bytes_of(body)).unwrap();
-        self.log.answer(completion(done));
+        let done = heard!(self, handle, resolve or resolve_async(&bytes_of(body)));
+        self.log.answer(completion(done.map(Result::unwrap)));
     }
 
     fn release_interrupted(&mut self) {
         let (number, _, handle) = self.a_handle();
         let token = handle.token.to_u64();
         self.log.invoke(Some(number), |_| Call::ReleaseInterrupted { token });
-        let done = handle.release().unwrap();
-        self.log.answer(completion(done));
+        let done = heard!(self, handle, release or release_async());
+        self.log.answer(completion(done.map(Result::unwrap)));
     }
 
     fn peek(&mut self, number: u64) {
         self.log.invoke(Some(number), |_| Call::Peek);
-        let info = self.store.peek(&key(number)).unwrap();
-        self.log.answer(info.map_or(Answer::Unknown, |info| Answer::Known {
-            request: request_of(info.fingerprint),
-            name: name_of(info.state),
-            shown: shown_of_info(&info),
-            cause: info.cause.map(cause_of),
-        }));
+        let key = key(number);
+        let info = heard!(self, self.store, peek or peek_async(&key)).map(Result::unwrap);
+        self.log.answer(match info {
+            None => Answer::Unheard,
+            Some(None) => Answer::Unknown,
+            Some(Some(info)) => Answer::Known {
+                request: request_of(info.fingerprint),
+                name: name_of(info.state),
+                shown: shown_of_info(&info),
+                cause: info.cause.map(cause_of),
+            },
+        });
     }
 
     fn forget(&mut self, number: u64) {
         self.log.invoke(Some(number), |_| Call::Forget);
-        let known = self.store.forget(&key(number), "a history").unwrap();
-        self.log.answer(if known { Answer::Done } else { Answer::Unknown });
+        let key = key(number);
+        let known = heard!(self, self.store, forget or forget_async(&key, "a history")).map(Result::unwrap);
+        self.log.answer(match known {
+            None => Answer::Unheard,
+            Some(true) => Answer::Done,
+            Some(false) => Answer::Unknown,
+        });
     }
 }
 
-fn completion(told: Completion) -> Answer {
+fn completion(told: Option<Completion>) -> Answer {
     match told {
-        Completion::Done => Answer::Done,
-        Completion::Superseded => Answer::Superseded,
+        None => Answer::Unheard,
+        Some(Completion::Done) => Answer::Done,
+        Some(Completion::Superseded) => Answer::Superseded,
     }
 }
 

@@ -19,10 +19,29 @@ pub(crate) struct Ask {
     /// The request, of which there are two a key.
     pub(crate) request: u64,
     pub(crate) lease_ms: u64,
-    /// Takes over what a crash or a drop has interrupted.
-    pub(crate) take_over: bool,
+    pub(crate) policy: Policy,
     /// Waits for who is at work; the answer is still that of one moment.
     pub(crate) waits: bool,
+}
+
+/// What a reserve does about an attempt that was interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Surface,
+    /// Takes over after a crash or a drop.
+    TakeOver,
+    /// Takes over whatever the cause.
+    TakeOverLapsed,
+}
+
+impl Policy {
+    fn takes_over(self, cause: Cause) -> bool {
+        match self {
+            Self::Surface => false,
+            Self::TakeOver => cause != Cause::LeaseLapsed,
+            Self::TakeOverLapsed => true,
+        }
+    }
 }
 
 /// A call on one key, or what happens to all of them.
@@ -251,7 +270,7 @@ pub(crate) fn steps(state: &State, op: &super::Op, progress: u8) -> Vec<(Option<
             state.told_or_unseen(answer, false, become_owner)
         }
         Call::TakeOver { ask, .. } => {
-            let ask = Ask { take_over: false, ..ask };
+            let ask = Ask { policy: Policy::Surface, ..ask };
             state.told_or_unseen(answer, false, |answer| state.reserve(ask, op.id, answer))
         }
         Call::Reserve(ask) => state.told_or_unseen(answer, ask.waits, |answer| state.reserve(ask, op.id, answer)),
@@ -427,12 +446,16 @@ impl State {
                 Some(state.with(Phase::InFlight(owner)))
             }
             (Phase::Interrupted(owner, causes), None | Some(Answer::Fresh(_))) => {
-                let free = ask.take_over && (causes.crash || causes.dropped);
-                if free { self.take_over(owner, ask.lease_ms, guard, answer) } else { None }
+                let causes =
+                    [Cause::Crash, Cause::Dropped, Cause::LeaseLapsed].map(|cause| (cause, causes.contains(cause)));
+                if causes.into_iter().any(|(cause, may_be)| may_be && ask.policy.takes_over(cause)) {
+                    self.take_over(owner, ask.lease_ms, guard, answer)
+                } else {
+                    None
+                }
             }
             (Phase::Interrupted(owner, causes), Some(Answer::Interrupted(shown, cause))) => {
-                // A policy of taking over stops at a lapsed lease alone.
-                let fits = causes.contains(cause) && (!ask.take_over || cause == Cause::LeaseLapsed);
+                let fits = causes.contains(cause) && !ask.policy.takes_over(cause);
                 let (state, owner) = self.showing(owner, shown)?;
                 fits.then_some(state.with(Phase::Interrupted(owner, Causes::only(cause))))
             }

@@ -1,6 +1,6 @@
 //! Small histories, each true or false for a reason that can be seen.
 
-use super::spec::{Answer, Ask, Call, Cause, End, LEAP_MS, Name, RETENTION_MS, Shown};
+use super::spec::{Answer, Ask, Call, Cause, End, LEAP_MS, Name, Policy, RETENTION_MS, Shown};
 use super::{NEVER, Op, check};
 
 const LEASE_MS: u64 = 10_000;
@@ -22,15 +22,15 @@ fn at_once(from: u64, calls: &[(Call, Answer)]) -> Vec<Op> {
 }
 
 fn reserve(request: u64) -> Call {
-    Call::Reserve(Ask { request, lease_ms: LEASE_MS, take_over: false, waits: false })
+    Call::Reserve(Ask { request, lease_ms: LEASE_MS, policy: Policy::Surface, waits: false })
 }
 
 fn reserve_or_take_over() -> Call {
-    Call::Reserve(Ask { request: 0, lease_ms: LEASE_MS, take_over: true, waits: false })
+    Call::Reserve(Ask { request: 0, lease_ms: LEASE_MS, policy: Policy::TakeOver, waits: false })
 }
 
 fn take_over(token: u64) -> Call {
-    Call::TakeOver { token, ask: Ask { request: 0, lease_ms: LEASE_MS, take_over: false, waits: false } }
+    Call::TakeOver { token, ask: Ask { request: 0, lease_ms: LEASE_MS, policy: Policy::Surface, waits: false } }
 }
 
 fn shown(token: u64, attempt: u64) -> Shown {

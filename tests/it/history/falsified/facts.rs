@@ -141,6 +141,8 @@ impl<'a> Facts<'a> {
     pub(super) fn is_taken(&self, op: &Op, between: impl Fn(&Op) -> bool) -> bool {
         let first_attempt = |token: Option<u64>| token.and_then(|token| self.attempt(token)).is_none_or(|n| n == 1);
         let frees = |other: &Op| match other.call {
+            // It may have been the owner for a while, as nobody was told, and have let go.
+            _ if other.answer() == Some(Answer::Unheard) => true,
             Call::Forget | Call::ReleaseInterrupted { .. } => true,
             Call::Release { .. } | Call::Drop { release: true, .. } => first_attempt(token(&other.call)),
             _ => false,
