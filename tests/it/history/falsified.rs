@@ -14,7 +14,7 @@ use crate::place::{EVERYWHERE, tell};
 use crate::workload::Random;
 
 /// How many histories of each kind are made false, and the fewest of all kinds together.
-const EACH: usize = 5;
+const EACH: usize = 4;
 const ALL_MIN: usize = 100;
 
 /// More histories than this are not needed to find each kind.

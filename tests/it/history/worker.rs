@@ -7,8 +7,8 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use keyonce::{
-    Attempt, Body, Completion, Durability, Error, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState,
-    NotReattached, OnDrop, OnInterrupted, Reservation, Reserve, ReserveOptions, Store, Token,
+    Attempt, Body, Completion, Durability, Error, Failed, Fingerprint, InFlight, Interrupted, Key, KeyInfo, KeyState,
+    NotReattached, OnDrop, OnInterrupted, OnceError, Outcome, Reservation, Reserve, ReserveOptions, Store, Token,
 };
 
 use super::record::{Log, bytes_of, number_of};
@@ -160,7 +160,10 @@ impl<'a> Worker<'a> {
     pub(crate) fn act(&mut self) {
         let key = self.random.below(self.manner.keys);
         match self.random.below(100) {
-            34..48 if !self.guards.is_empty() => self.complete(),
+            28..31 => self.reserve_batch(),
+            31..34 => self.once(key),
+            34..36 if self.guards.len() > 1 => self.complete_batch(),
+            36..48 if !self.guards.is_empty() => self.complete(),
             48..53 if !self.guards.is_empty() => self.release(),
             53..60 if !self.guards.is_empty() => self.drop_guard(),
             60..64 => self.renew(),
@@ -190,8 +193,8 @@ impl<'a> Worker<'a> {
         self.handles.swap_remove(at)
     }
 
-    fn reserve(&mut self, number: u64) {
-        let ask = Ask {
+    fn an_ask(&mut self) -> Ask {
+        Ask {
             request: u64::from(self.random.one_in(4)),
             lease_ms: self.lease_ms(),
             policy: self.random.of(&[
@@ -203,8 +206,19 @@ impl<'a> Worker<'a> {
                 Policy::TakeOverLapsed,
             ]),
             waits: self.random.one_in(8),
-        };
-        let release_on_drop = self.random.one_in(5);
+        }
+    }
+
+    /// Whether a guard is released when it falls; never one that may fall with a future, which would have to be told
+    /// apart from one that fell by itself.
+    fn releases_on_drop(&mut self) -> bool {
+        let falls_with_a_future = self.is_task && self.manner.goes_away;
+        !falls_with_a_future && self.random.one_in(5)
+    }
+
+    fn reserve(&mut self, number: u64) {
+        let ask = self.an_ask();
+        let release_on_drop = self.releases_on_drop();
         let in_flight = self.ask(number, ask, release_on_drop);
         if let Some(in_flight) = in_flight.filter(|_| !ask.waits && self.random.one_in(8)) {
             let ask = Ask { waits: true, ..ask };
@@ -215,6 +229,14 @@ impl<'a> Worker<'a> {
     }
 
     fn ask(&mut self, number: u64, ask: Ask, release_on_drop: bool) -> Option<InFlight> {
+        let with = self.options(ask, release_on_drop);
+        let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
+        let (key, fingerprint) = (key(number), fingerprint(ask.request));
+        let answer = heard!(self, self.store, reserve_with or reserve_with_async(&key, fingerprint, &with));
+        self.told(number, guard, Asked { ask, release_on_drop }, answer)
+    }
+
+    fn options(&mut self, ask: Ask, release_on_drop: bool) -> ReserveOptions {
         let mut with = ReserveOptions::new().lease(ms(ask.lease_ms));
         with = match ask.policy {
             Policy::Surface => with,
@@ -231,10 +253,83 @@ impl<'a> Worker<'a> {
             let level = self.random.of(&[None, Some(Durability::PowerLoss), Some(Durability::ProcessCrash)]);
             with = level.map_or(with.clone(), |level| with.durability(level));
         }
-        let guard = self.log.invoke(Some(number), |_| Call::Reserve(ask));
-        let (key, fingerprint) = (key(number), fingerprint(ask.request));
-        let answer = heard!(self, self.store, reserve_with or reserve_with_async(&key, fingerprint, &with));
-        self.told(number, guard, Asked { ask, release_on_drop }, answer)
+        with
+    }
+
+    /// Many questions at once, perhaps of one key.
+    fn reserve_batch(&mut self) {
+        let count = 2 + self.random.below(3);
+        let asked: Vec<_> = (0..count)
+            .map(|_| {
+                let number = self.random.below(self.manner.keys);
+                let ask = Ask { waits: false, ..self.an_ask() };
+                (number, Asked { ask, release_on_drop: self.releases_on_drop() })
+            })
+            .collect();
+        let mut questions = Vec::new();
+        for (number, Asked { ask, release_on_drop }) in &asked {
+            let with = self.options(*ask, *release_on_drop);
+            questions.push(keyonce::Ask::new(&key(*number), fingerprint(ask.request)).options(with));
+        }
+        let guards: Vec<_> =
+            asked.iter().map(|(number, asked)| self.log.invoke(Some(*number), |_| Call::Reserve(asked.ask))).collect();
+        let answers = heard!(self, self.store, reserve_batch or reserve_batch_async(&questions));
+        let answers: Vec<_> = match answers {
+            None => asked.iter().map(|_| None).collect(),
+            Some(answers) => answers.unwrap().into_iter().map(Some).collect(),
+        };
+        for (((number, asked), guard), answer) in asked.into_iter().zip(guards).zip(answers) {
+            self.told(number, guard, asked, answer);
+        }
+    }
+
+    fn complete_batch(&mut self) {
+        let count = self.guards.len().min(3);
+        let (mut items, mut ids) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (Hold { key, token, .. }, reservation) = self.a_guard();
+            let id = self.log.invoke(Some(key), |id| Call::Complete { token, body: id });
+            items.push((reservation, bytes_of(id)));
+            ids.push(id);
+        }
+        let done = heard_with_guard!(self, self.store, complete_batch or complete_batch_async(items));
+        let done: Vec<_> = match done {
+            None => ids.iter().map(|_| None).collect(),
+            Some(done) => done.into_iter().map(|done| Some(done.unwrap())).collect(),
+        };
+        for (id, done) in ids.into_iter().zip(done) {
+            self.log.answer_to(id, completion(done));
+        }
+    }
+
+    /// The whole way of a caller who hands the work over.
+    fn once(&mut self, number: u64) {
+        let ask = Ask { waits: false, ..self.an_ask() };
+        let with = self.options(ask, false);
+        let (fate, log) = (self.random.below(4), &mut self.log);
+        let guard = log.invoke(Some(number), |_| Call::Reserve(ask));
+        let outcome = self.store.once_with(&key(number), fingerprint(ask.request), &with, |attempt| {
+            let (token, checkpoint) = (attempt.token().to_u64(), number_of(attempt.checkpoint()));
+            log.answer_to(guard, Answer::Fresh(Shown { token, attempt: u64::from(attempt.number()), checkpoint }));
+            if fate < 2 {
+                let release = fate == 0;
+                log.invoke(Some(number), |_| Call::Drop { token, release });
+                return Err(if release { Failed::NothingHappened(()) } else { Failed::Unknown(()) });
+            }
+            let body = log.invoke(Some(number), |id| Call::Complete { token, body: id });
+            Ok(bytes_of(body))
+        });
+        let answer = match outcome {
+            Ok(Outcome::Ran(_)) => return self.log.answer(Answer::Done),
+            Err(OnceError::Superseded { .. }) => return self.log.answer(Answer::Superseded),
+            Err(OnceError::Work(())) => return self.log.answer(Answer::Over),
+            Ok(Outcome::Replayed(response)) => Reserve::Replay(response),
+            Err(OnceError::InFlight(in_flight)) => Reserve::InFlight(in_flight),
+            Err(OnceError::Interrupted(interrupted)) => Reserve::Interrupted(interrupted),
+            Err(OnceError::Mismatch(mismatch)) => Reserve::Mismatch(mismatch),
+            Err(error) => panic!("{error:?}"),
+        };
+        self.told(number, guard, Asked { ask, release_on_drop: false }, Some(Ok(answer)));
     }
 
     /// Writes the answer down, and keeps what it brought.
