@@ -6,8 +6,9 @@
 /// How long keys are remembered in recorded histories.
 pub(crate) const RETENTION_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
-/// Time that passes all at once is this long, or less than a lease or so: an unfinished key is kept for at least a
-/// retention beyond its lease, and no longer than this.
+/// Time passes either by a leap of this length, or by moments that are together much shorter than a retention. So every
+/// key that nobody holds is gone after a leap, done or unfinished, and none before: an unfinished one is kept for at
+/// least a retention beyond its lease, and no longer than this.
 pub(crate) const LEAP_MS: u64 = 400 * 24 * 60 * 60 * 1000;
 
 /// A number that stands for bytes: those of a response or a checkpoint, see `history`. 0: none.
@@ -212,9 +213,10 @@ pub(crate) struct Owner {
     /// The call that made the living guard.
     guard: Option<u64>,
     detached: bool,
+    /// 0 once it has lapsed or was interrupted.
     lease_end_ms: u64,
-    /// When something last happened to it, from which on it is kept.
-    touched_ms: u64,
+    /// How many leaps there had been when something last happened to it.
+    touched_leaps: u64,
 }
 
 /// What is known of a key.
@@ -232,7 +234,8 @@ enum Phase {
         attempt: u64,
         request: u64,
         body: Bytes,
-        until_ms: u64,
+        /// How many leaps there had been.
+        touched_leaps: u64,
     },
 }
 
@@ -311,14 +314,14 @@ impl State {
     fn observed(self) -> Self {
         let now_ms = self.now_ms;
         let phase = match self.phase {
-            Phase::Done { until_ms, .. } if until_ms <= now_ms => Phase::Absent { before: None },
+            Phase::Done { touched_leaps, .. } if touched_leaps < self.leaps() => Phase::Absent { before: None },
             Phase::InFlight(owner) | Phase::Interrupted(owner, _)
-                if owner.guard.is_none() && owner.touched_ms + LEAP_MS <= now_ms =>
+                if owner.guard.is_none() && owner.touched_leaps < self.leaps() =>
             {
                 Phase::Absent { before: None }
             }
             Phase::InFlight(owner) if owner.lease_end_ms <= now_ms => {
-                Phase::Interrupted(owner, Causes::only(Cause::LeaseLapsed))
+                Phase::Interrupted(Owner { lease_end_ms: 0, ..owner }, Causes::only(Cause::LeaseLapsed))
             }
             as_it_is => as_it_is,
         };
@@ -328,7 +331,7 @@ impl State {
     /// What the next process may find.
     pub(crate) fn ended(self, end: End) -> Vec<Self> {
         let state = self.observed();
-        let gone = |owner: Owner| Owner { guard: None, ..owner };
+        let gone = |owner: Owner| Owner { guard: None, lease_end_ms: 0, ..owner };
         let crash = |causes: Causes| Causes { crash: true, ..causes };
         let phase = match (state.phase, end) {
             // Work that went on elsewhere outlives the process.
@@ -338,12 +341,12 @@ impl State {
             }
             // The close itself says that it left somebody at work.
             (Phase::InFlight(owner), End::Close) => {
-                let owner = Owner { touched_ms: state.now_ms, ..gone(owner) };
+                let owner = Owner { touched_leaps: state.leaps(), ..gone(owner) };
                 Phase::Interrupted(owner, Causes::only(Cause::LeaseLapsed))
             }
             // Whether the close says it once more, and so keeps the key for another while, is left to it.
             (Phase::Interrupted(owner, causes), End::Close) if owner.guard.is_some() => {
-                let now = Owner { touched_ms: state.now_ms, ..gone(owner) };
+                let now = Owner { touched_leaps: state.leaps(), ..gone(owner) };
                 return [gone(owner), now].map(|owner| state.with(Phase::Interrupted(owner, causes))).to_vec();
             }
             // Whether the lapse or the crash came first is not known to whoever comes later.
@@ -360,6 +363,10 @@ impl State {
             (done @ Phase::Done { .. }, _) => done,
         };
         vec![Self { phase, ..state }]
+    }
+
+    fn leaps(&self) -> u64 {
+        self.now_ms / LEAP_MS
     }
 
     fn with(self, phase: Phase) -> Self {
@@ -412,7 +419,7 @@ impl State {
             guard: Some(guard),
             detached: false,
             lease_end_ms: self.now_ms + lease_ms,
-            touched_ms: self.now_ms,
+            touched_leaps: self.leaps(),
             ..owner
         };
         self.owned_by(next, answer)
@@ -429,7 +436,7 @@ impl State {
                     guard: Some(guard),
                     detached: false,
                     lease_end_ms: self.now_ms + ask.lease_ms,
-                    touched_ms: self.now_ms,
+                    touched_leaps: self.leaps(),
                 };
                 return self.owned_by(first, answer);
             }
@@ -496,13 +503,13 @@ impl State {
         match (op.call, op.answer()) {
             (Call::Reattach { lease_ms, .. }, _) => {
                 let lease_end_ms = self.now_ms + lease_ms;
-                let owner = Owner { guard: None, detached: true, lease_end_ms, touched_ms: self.now_ms, ..owner };
+                let owner = Owner { guard: None, detached: true, lease_end_ms, touched_leaps: self.leaps(), ..owner };
                 return vec![(None, self.with(Phase::InFlight(owner)))];
             }
             (Call::Reserve(Ask { lease_ms, .. }), Some(Answer::Fresh(shown))) => {
                 next.extend(self.showing(owner, shown).map(|(state, owner)| {
                     let lease_end_ms = self.now_ms + lease_ms;
-                    (None, state.with(Phase::InFlight(Owner { lease_end_ms, touched_ms: self.now_ms, ..owner })))
+                    (None, state.with(Phase::InFlight(Owner { lease_end_ms, touched_leaps: self.leaps(), ..owner })))
                 }));
             }
             _ => {}
@@ -514,7 +521,7 @@ impl State {
     }
 
     fn interrupted(self, owner: Owner) -> Phase {
-        let owner = Owner { guard: None, detached: false, touched_ms: self.now_ms, ..owner };
+        let owner = Owner { guard: None, detached: false, lease_end_ms: 0, touched_leaps: self.leaps(), ..owner };
         Phase::Interrupted(owner, Causes::only(Cause::Dropped))
     }
 
@@ -543,14 +550,14 @@ impl State {
                 fits.then_some(state.with(Phase::Interrupted(owner, Causes::only(cause))))
             }
             (
-                Phase::Done { token, attempt, request, body, until_ms },
+                Phase::Done { token, attempt, request, body, touched_leaps },
                 Answer::Known { request: told, name: Name::Done, shown, cause: None },
             ) => {
                 // What was completed by one who did not live to be told has a token that nobody knew.
                 let fits = token.is_none_or(|token| token == shown.token) && shown.checkpoint == 0;
                 let fits = fits && (request, attempt) == (told, shown.attempt);
                 let state = Self { token_max: self.token_max.max(shown.token), ..self };
-                let done = Phase::Done { token: Some(shown.token), attempt, request, body, until_ms };
+                let done = Phase::Done { token: Some(shown.token), attempt, request, body, touched_leaps };
                 fits.then_some(state.with(done))
             }
             (Phase::InFlight(_) | Phase::Interrupted(..) | Phase::Done { .. }, _) => None,
@@ -577,8 +584,14 @@ impl State {
             Some(_) | None => Answer::Superseded,
         };
         let attached = self.latest(token).filter(|_| told == Answer::Done).map(|owner| {
-            let (lease_end_ms, touched_ms) = (self.now_ms + lease_ms, self.now_ms);
-            self.with(Phase::InFlight(Owner { guard: Some(guard), detached: false, lease_end_ms, touched_ms, ..owner }))
+            let (lease_end_ms, touched_leaps) = (self.now_ms + lease_ms, self.leaps());
+            self.with(Phase::InFlight(Owner {
+                guard: Some(guard),
+                detached: false,
+                lease_end_ms,
+                touched_leaps,
+                ..owner
+            }))
         });
         match answer {
             // Nobody holds it: it is detached again.
@@ -596,13 +609,13 @@ impl State {
     fn act(self, call: &Call, answer: Option<Answer>) -> Vec<(Option<u8>, Self)> {
         let now_ms = self.now_ms;
         let guarded = |token, guard| self.latest(token).filter(|owner| owner.guard == Some(guard));
-        let in_flight = |owner: Owner| Phase::InFlight(Owner { touched_ms: now_ms, ..owner });
+        let in_flight = |owner: Owner| Phase::InFlight(Owner { touched_leaps: self.leaps(), ..owner });
         let done = |owner: Owner, body| Phase::Done {
             token: owner.token,
             attempt: owner.attempt,
             request: owner.request,
             body,
-            until_ms: now_ms + RETENTION_MS,
+            touched_leaps: self.leaps(),
         };
         let phase = match *call {
             Call::Complete { token, body } => self.latest(token).map(|owner| done(owner, body)),

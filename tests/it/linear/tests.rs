@@ -1,6 +1,6 @@
 //! Small histories, each true or false for a reason that can be seen.
 
-use super::spec::{Answer, Ask, Call, Cause, End, LEAP_MS, Name, Policy, RETENTION_MS, Shown};
+use super::spec::{Answer, Ask, Call, Cause, End, LEAP_MS, Name, Policy, Shown};
 use super::{NEVER, Op, check};
 
 const LEASE_MS: u64 = 10_000;
@@ -212,8 +212,8 @@ fn leases_lapse_and_keys_expire_when_time_passes() {
     // A policy of taking over stops at a lapsed lease.
     is_false(&in_turn(1, &[&lapsed[..], &[(reserve_or_take_over(), Answer::Fresh(shown(16, 2)))]].concat()));
     let done = [(reserve(0), fresh(8)), (complete(8), Answer::Done)];
-    is_true(&in_turn(1, &[done, [passes(RETENTION_MS), (reserve(0), fresh(16))]].concat()));
-    is_false(&in_turn(1, &[done, [passes(RETENTION_MS - 1), (reserve(0), fresh(16))]].concat()));
+    is_true(&in_turn(1, &[done, [passes(LEAP_MS), (reserve(0), fresh(16))]].concat()));
+    is_false(&in_turn(1, &[done, [passes(LEASE_MS), (reserve(0), fresh(16))]].concat()));
     // A guard keeps its key.
     let kept = [(reserve(0), fresh(8)), passes(LEAP_MS)];
     is_false(&in_turn(1, &[&kept[..], &[(reserve(0), fresh(16))]].concat()));
