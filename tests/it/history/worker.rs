@@ -129,7 +129,7 @@ impl<'a> Worker<'a> {
 
     /// What the future comes to; or drops it after a few polls, perhaps when it has just been woken.
     fn poll<T>(&mut self, polls_min: u64, future: impl Future<Output = T>) -> Option<T> {
-        let goes_away = self.manner.goes_away && self.random.one_in(6);
+        let goes_away = self.manner.goes_away && self.random.one_in(4);
         let polls_max = if goes_away { polls_min + self.random.below(3) } else { u64::MAX };
         let waits_to_the_last = self.random.one_in(2);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -168,13 +168,13 @@ impl<'a> Worker<'a> {
             53..60 if !self.guards.is_empty() => self.drop_guard(),
             60..64 => self.renew(),
             64..68 => self.save_checkpoint(),
-            68..70 if !self.guards.is_empty() => self.detach(),
-            70..73 => self.reattach(),
-            73..81 if !self.handles.is_empty() => self.take_over(),
-            81..84 if !self.handles.is_empty() => self.resolve(),
-            84..87 if !self.handles.is_empty() => self.release_interrupted(),
-            87..92 => self.peek(key),
-            92..99 => self.forget(key),
+            68..72 if !self.guards.is_empty() => self.detach(),
+            72..76 => self.reattach(),
+            76..82 if !self.handles.is_empty() => self.take_over(),
+            82..85 if !self.handles.is_empty() => self.resolve(),
+            85..88 if !self.handles.is_empty() => self.release_interrupted(),
+            88..93 => self.peek(key),
+            93..99 => self.forget(key),
             _ => self.reserve(key),
         }
     }
@@ -205,7 +205,7 @@ impl<'a> Worker<'a> {
                 Policy::TakeOver,
                 Policy::TakeOverLapsed,
             ]),
-            waits: self.random.one_in(8),
+            waits: self.random.one_in(5),
         }
     }
 
