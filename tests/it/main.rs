@@ -14,6 +14,7 @@ mod images;
 mod kill;
 mod listing;
 mod lock;
+mod machine;
 mod measured;
 mod oracle;
 mod place;
