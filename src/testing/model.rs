@@ -30,9 +30,9 @@ use crate::stats::Stats;
 /// [`owner`](Self::owner), and after a crash, for a key of which the crash may have left one record or another, which
 /// one it was, by [`adopt`](Self::adopt). Both panic when what they are told breaks a promise.
 ///
-/// It knows every answer but those of a full disk and of a failing one. Calls are made one at a time; one that waits is a
-/// future that the test polls: see [`wait`](Self::wait). Its time is that of the options' clock, which nobody may set by hand but by letting time pass; across
-/// boots of the machine it goes on by the wall clock.
+/// It knows every answer but those of a full disk and of a failing one. Calls are made one at a time; one that waits is
+/// a future that the test polls: see [`wait`](Self::wait). Its time is that of the options' clock, which nobody may set
+/// by hand but by letting time pass; across boots of the machine it goes on by the wall clock.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -374,9 +374,10 @@ impl Model {
     }
 
     /// The moments, by the store's time, at which something will change by itself: leases that lapse, keys that are
-    /// forgotten. In order; some may have passed.
+    /// forgotten, syncs that nobody waits for. In order; some may have passed.
     pub fn due(&self) -> Vec<SystemTime> {
         let mut due: Vec<u64> = Vec::new();
+        due.extend((self.sync_due_ms < u64::MAX).then_some(self.sync_due_ms));
         for history in self.keys.values() {
             due.extend(history.guard.as_ref().map(Guard::lapses_ms));
             if let Some(work) = history.latest().and_then(Record::work) {

@@ -29,8 +29,8 @@ pub(super) struct Waiter {
 
 impl Model {
     /// The future of [`Store::reserve_with_async`](crate::Store::reserve_with_async), most of all one that
-    /// [waits](ReserveOptions::wait). Like a future it does nothing until it is [polled](Self::poll), once for each time
-    /// that the test polls the real one; and it is [given up](Self::give_up) when that is dropped.
+    /// [waits](ReserveOptions::wait). Like a future it does nothing until it is [polled](Self::poll), once for each
+    /// time that the test polls the real one; and it is [given up](Self::give_up) when that is dropped.
     ///
     /// # Errors
     ///
