@@ -9,6 +9,7 @@ mod decoders;
 mod disk;
 mod machine;
 mod manual_clock;
+mod model;
 mod sim_disk;
 mod sim_segment;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod tests;
 pub use self::crash::{CrashImages, Crashes};
 pub use self::decoders::exercise_decoders;
 pub use self::manual_clock::ManualClock;
+pub use self::model::{Expected, Handle, Known, Model, Owner, WaiterId};
 pub use self::sim_disk::{EDQUOT, EIO, ENOSPC, Moments, SimDisk, Step, Tear};
 pub use crate::storage::{Access, Segment, Storage};
 

@@ -17,6 +17,7 @@ mod kill;
 mod linear;
 mod listing;
 mod lock;
+mod machine;
 mod measured;
 mod oracle;
 mod place;
