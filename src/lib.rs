@@ -100,7 +100,7 @@
 //! | work that goes on in another process | [`Reservation::detach`], [`Store::reattach`] |
 //! | a key that was left interrupted, or all of them | [`Interrupted`], [`Store::interrupted`], [`OnInterrupted`] |
 //! | clients or queues that retry for days | [`ReserveOptions::issued_at`], [`Retention`] |
-//! | somebody to be told of what needs a person | [`Options::on_event`] |
+//! | somebody to be told of what needs a person | [`Options::on_event`], [`Store::health`] |
 //! | tests of your own service against crashes | feature `testing`, `examples/crash_test.rs` |
 //!
 //! # Which crash loses what
