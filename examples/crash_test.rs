@@ -11,6 +11,9 @@
 //! retries, and there must be one charge on its card, one answer that names it, and a receipt. The retry is killed at
 //! every step, too.
 //!
+//! What the store itself must answer after each crash is not asked here: `keyonce::testing::Model` says that, to a test
+//! that calls both.
+//!
 //! A test that cannot fail shows nothing. So a second handler is tested, too, which charges again when it is not sure,
 //! and the program fails unless the same test finds it out.
 

@@ -119,7 +119,7 @@
 //!
 //! | feature | gives |
 //! |---|---|
-//! | `testing` | a simulated disk, a clock moved by hand, and the seams they plug into |
+//! | `testing` | a simulated disk, a clock moved by hand, the seams they plug into, and a reference model |
 //! | `cli` | the program `keyonce` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
