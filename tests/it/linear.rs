@@ -18,6 +18,7 @@
 pub(crate) mod spec;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;

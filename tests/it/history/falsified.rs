@@ -324,7 +324,8 @@ fn crash_before_any(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
     first.then(|| facts.answering(op, Answer::Interrupted(shown, Cause::Crash)))
 }
 
-/// The reservation is known, and nobody let it fall, detached it, gave it back or into a call that may have let it fall.
+/// The reservation is known, and nobody let it fall, detached it or gave it back, not even into a call that let it
+/// fall.
 fn dropped_by_nobody(facts: &Facts<'_>, op: &Op) -> Option<Vec<Op>> {
     let Answer::Interrupted(shown, Cause::Crash) = op.answer()? else { return None };
     facts.attempt(shown.token)?;

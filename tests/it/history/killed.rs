@@ -97,7 +97,7 @@ fn child(dir: &Path, setting: usize, seed: u64, stamp: u64, lines_max: u64) -> V
 }
 
 /// A history of several children, and of one who looks at what they left.
-pub(super) fn history_of_children(seed: u64, at: usize) -> Vec<Op> {
+fn history_of_children(seed: u64, at: usize) -> Vec<Op> {
     let root = tempfile::tempdir().unwrap();
     let mut random = Random(mixed(&[seed, at as u64]));
     let (mut history, mut stamp) = (Vec::<Op>::new(), 0);

@@ -41,8 +41,8 @@ macro_rules! heard {
     };
 }
 
-/// As `heard`, for a call that is given the guard: a task polls it at least once, since the guard of a call that was never
-/// made falls as it would anywhere.
+/// As `heard`, for a call that is given the guard: a task polls it at least once, since the guard of a call that was
+/// never made falls as it would anywhere.
 macro_rules! heard_with_guard {
     ($worker:ident, $on:expr, $thread:ident or $task:ident($($given:expr),*)) => {
         if $worker.is_task {
