@@ -85,7 +85,7 @@ pub(crate) struct Engine {
     /// Tasks that wait for room in the log.
     room: Counter,
     /// What dropped guards had to say when there was no room for it.
-    left_unsaid: Mutex<Vec<(Key, Call)>>,
+    left_unsaid: Mutex<Vec<Unsaid>>,
     /// What the clock calls when it was moved by hand.
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
@@ -112,6 +112,14 @@ struct Held {
     address: Option<Address>,
     /// Who waits for the key, in the order of their coming.
     places: Vec<Place>,
+}
+
+/// The last act of a guard that was dropped, for which there was no room.
+struct Unsaid {
+    key: Key,
+    token: u64,
+    guard_id: u64,
+    call: Call,
 }
 
 /// A key as it was found, in the segments that were alive then.
@@ -627,7 +635,8 @@ impl Look<'_> {
     fn before(&self) -> Before {
         let unfinished = |latest: &&Latest<'_>| latest.is_unfinished();
         Before {
-            token: self.state.token(),
+            // Also of a key that reads as absent since its retention ended: somebody may wait for the end of a hold.
+            token: self.latest.as_ref().map(|latest| latest.record.token),
             found: self.latest.as_ref().map(|latest| latest.found),
             unfinished_in: self
                 .latest

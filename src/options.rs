@@ -105,7 +105,8 @@ pub enum OnDrop {
     /// The outcome is unknown: the key is interrupted.
     #[default]
     Interrupt,
-    /// Nothing happened: the key is given back. Only for work that has no effect before it completes.
+    /// Nothing happened: the key is given back. Only for work that has no effect before it completes: once a completion
+    /// or a detachment was tried, a drop interrupts.
     Release,
 }
 

@@ -89,6 +89,10 @@ pub(crate) enum Ending {
     Ended,
 }
 
+/// Of a reservation whose completion or detachment was tried: the work is done, or goes on elsewhere, so whatever the
+/// options say, dropping it never gives the key back.
+const TRIED: Ending = Ending::Seen(OnDrop::Interrupt);
+
 /// The ownership of a key while its work is done.
 ///
 /// Whoever holds it is the one who may do the work. It ends by [`complete`](Self::complete) and its kin, by
@@ -173,8 +177,8 @@ impl Reservation {
         self.finish_here(response, true)
     }
 
-    /// As [`complete`](Self::complete), for a task. Dropped once it was polled, it has stored the response or leaves
-    /// the key interrupted.
+    /// As [`complete`](Self::complete), for a task. Dropped before it is ready, it has stored the response or leaves the
+    /// key interrupted.
     ///
     /// # Errors
     ///
@@ -207,6 +211,7 @@ impl Reservation {
     }
 
     fn finish_here(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
+        self.ending = TRIED;
         let call = Call::Complete { token: self.token().to_u64(), body_kept };
         let begun = self.held.engine.begin_call_here(&self.held.key, call, bytes);
         match begun.and_then(|begun| self.held.engine.settle_here(begun.rests_on).map(|()| begun.acted)) {
@@ -230,12 +235,13 @@ impl Reservation {
         body_kept: bool,
         caller: Caller,
     ) -> Result<Finishing, NotStored> {
+        self.ending = TRIED;
         let call = Call::Complete { token: self.token().to_u64(), body_kept };
         match self.held.engine.begin_call(&self.held.key, call, bytes, caller).await {
             Ok(begun) => {
                 // From here on the response stands in the log, and a drop has nothing to add.
-                let seen = std::mem::replace(&mut self.ending, Ending::Ended);
-                Ok(Finishing { reservation: self, seen, begun })
+                self.ending = Ending::Ended;
+                Ok(Finishing { reservation: self, begun })
             }
             Err(error) => Err(NotStored { error, reservation: self }),
         }
@@ -323,7 +329,8 @@ impl Reservation {
         now(self.hand_on(lease, Caller::Thread))
     }
 
-    /// As [`detach`](Self::detach), for a task. Dropped before it is ready, it leaves the key interrupted.
+    /// As [`detach`](Self::detach), for a task. Dropped before it is ready, it has detached the reservation or leaves the
+    /// key interrupted.
     ///
     /// # Errors
     ///
@@ -336,6 +343,7 @@ impl Reservation {
         let token = self.token();
         let detached = match checked_ms("lease", lease) {
             Ok(lease_ms) => {
+                self.ending = TRIED;
                 let call = Call::Detach { token: token.to_u64(), lease_ms };
                 self.held.engine.call(&self.held.key, call, &[], caller).await
             }
@@ -355,8 +363,6 @@ impl Reservation {
 /// A response that stands in the log and may have to wait until it is durable.
 pub(crate) struct Finishing {
     reservation: Reservation,
-    /// How the reservation ends if that fails.
-    seen: Ending,
     begun: Begun,
 }
 
@@ -369,7 +375,7 @@ impl Finishing {
         match self.reservation.held.engine.settle(self.begun.rests_on, caller).await {
             Ok(()) => Ok(Completion::of(&self.begun.acted)),
             Err(error) => {
-                self.reservation.ending = self.seen;
+                self.reservation.ending = TRIED;
                 Err(NotStored { error, reservation: self.reservation })
             }
         }
@@ -385,10 +391,7 @@ impl Drop for Reservation {
             Ending::Seen(OnDrop::Release) | Ending::Unseen => Call::Release { token },
             Ending::UnseenReattached => Call::Detach { token, lease_ms: self.held.lease_ms },
         };
-        if self.held.engine.drop_guard(&self.held.key, call).is_err() {
-            // Nothing could be written, so the guard is taken off in memory alone: the key reads as interrupted.
-            self.held.engine.let_go(&self.held.key, token);
-        }
+        self.held.engine.drop_guard(&self.held.key, token, self.held.guard_id, call);
     }
 }
 

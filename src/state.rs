@@ -182,8 +182,8 @@ pub(crate) struct Terms {
     pub(crate) lease: Lease,
     pub(crate) durability: Durability,
     pub(crate) policy: Policy,
-    /// The client made the key so long ago that it may already have been forgotten.
-    pub(crate) too_old: bool,
+    /// From this moment on the key may already have been forgotten, so long ago did the client make it.
+    pub(crate) too_old_from_ms: u64,
 }
 
 /// What a reserve is to make of a key whose owner never finished.
@@ -475,7 +475,7 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
 
 fn reserve(state: &State, terms: &Terms, now_ms: u64) -> Decision {
     match state {
-        State::Absent if terms.too_old => Decision::only(Answer::TooOld),
+        State::Absent if terms.too_old_from_ms <= now_ms => Decision::only(Answer::TooOld),
         State::Absent => {
             let owned = Owned {
                 token: 0,

@@ -163,7 +163,11 @@ impl Store {
             lease: with.lease,
             durability: with.durability,
             policy: with.on_interrupted.policy(engine.opened_ms()),
-            too_old: with.issued_at_ms.is_some_and(|issued_ms| engine.is_too_old(issued_ms, with.retention_ms)),
+            too_old_from_ms: match with.issued_at_ms {
+                None => u64::MAX,
+                Some(issued_ms) if engine.is_too_old(issued_ms, with.retention_ms) => 0,
+                Some(issued_ms) => issued_ms.saturating_add(with.retention_ms),
+            },
         };
         Ok((Question { engine, key, terms, on_drop: with.on_drop }, with.wait_ms))
     }

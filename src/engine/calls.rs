@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::{Acted, Begun, Engine, RestsOn, Waiter, Waits};
+use super::{Acted, Begun, Engine, RestsOn, Unsaid, Waiter, Waits};
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::log::NotAppended;
@@ -53,45 +53,42 @@ impl Engine {
         self.begin(key, &call, &[], self.waits(), None, caller).await
     }
 
-    /// The act of a guard that is dropped: it waits for nothing, and what cannot be said now is said later.
-    pub(crate) fn drop_guard(&self, key: &Key, call: Call) -> Result<(), Error> {
-        match self.step(key, &|_| call, &[], Waits::ForNothing, None) {
-            Ok(_) => Ok(()),
-            Err(NotAppended::Failed(error)) => Err(error),
+    /// The act of a guard that is dropped, if it is the one that holds the key: it waits for nothing, and what cannot be
+    /// said now is said later. Where nothing can be written, the guard ends without a word, and the key reads as
+    /// interrupted.
+    pub(crate) fn drop_guard(&self, key: &Key, token: u64, guard_id: u64, call: Call) {
+        let guarded = |guard: Option<Guard>| match guard {
+            Some(guard) if guard.id == guard_id => call,
+            Some(_) | None => Call::Release { token: 0 },
+        };
+        match self.step(key, &guarded, &[], Waits::ForNothing, None) {
+            Ok(_) => {}
+            Err(NotAppended::Failed(_)) => self.let_go(key, token, guard_id),
             Err(NotAppended::NoRoom) => {
-                self.left_unsaid.lock().push((key.clone(), call));
+                self.left_unsaid.lock().push(Unsaid { key: key.clone(), token, guard_id, call });
                 self.housekeeping_is_due();
-                Ok(())
             }
         }
     }
 
-    /// Says what dropped guards left unsaid. Where that fails, they end without a word in the log.
+    /// Says what dropped guards left unsaid.
     pub(super) fn say_what_was_left_unsaid(&self) {
         let left_unsaid = std::mem::take(&mut *self.left_unsaid.lock());
-        for (key, call) in left_unsaid {
-            let said = loop {
-                match self.step(&key, &|_| call, &[], Waits::ForNothing, None) {
-                    Ok(_) => break Ok(()),
-                    Err(NotAppended::NoRoom) => {
-                        if let Err(error) = self.log.prepare_successor(&self.commit) {
-                            break Err(error);
-                        }
-                    }
-                    Err(NotAppended::Failed(error)) => break Err(error),
-                }
-            };
-            if let (Err(_), Call::Interrupt { token, .. } | Call::Release { token } | Call::Detach { token, .. }) =
-                (said, call)
-            {
-                self.let_go(&key, token);
+        for Unsaid { key, token, guard_id, call } in left_unsaid {
+            if self.log.prepare_successor(&self.commit).is_err() {
+                self.let_go(&key, token, guard_id);
+            } else {
+                self.drop_guard(&key, token, guard_id, call);
             }
         }
     }
 
-    /// Takes the guard of `token` off without a word in the log: the key reads as interrupted.
-    pub(crate) fn let_go(&self, key: &Key, token: u64) {
-        let held = self.shard(key.hash(&self.seed)).lock().held.remove(&token);
+    /// Takes a guard off without a word in the log.
+    fn let_go(&self, key: &Key, token: u64, guard_id: u64) {
+        let mut shard = self.shard(key.hash(&self.seed)).lock();
+        let is_held = shard.held.get(&token).is_some_and(|held| held.guard.is_some_and(|guard| guard.id == guard_id));
+        let held = if is_held { shard.held.remove(&token) } else { None };
+        drop(shard);
         for place in held.into_iter().flat_map(|held| held.places) {
             place.look_again();
         }

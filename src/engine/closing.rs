@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Engine, Shard};
+use super::{Engine, Held, Shard};
 use crate::error::Error;
 use crate::format::Cause;
 use crate::key::Key;
@@ -91,13 +91,15 @@ impl Engine {
                 let mut shard = shard.lock();
                 let places: Vec<_> =
                     shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)).collect();
+                // What was handed over to somebody who has not taken it is given back.
+                let is_unfinished = |held: &&Held| held.guard.is_some() && !held.unseen;
+                unfinished += shard.held.values().filter(is_unfinished).count() as u64;
                 let guarded = shard.held.iter().filter(|(_, held)| held.guard.is_some());
                 (places, guarded.map(|(token, _)| *token).collect::<Vec<_>>())
             };
             for place in places {
                 place.look_again();
             }
-            unfinished += tokens.len() as u64;
             for token in tokens {
                 if self.end_lease(shard, token).is_err() {
                     left_unsaid.extend(self.key_of(&shard.lock(), token).map(|key| (key, token)));

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::retries::Retries;
-use super::{Begun, Engine, Shard, Waits};
+use super::{Acted, Begun, Engine, Shard, Waits};
 use crate::error::Error;
 use crate::event::Event;
 use crate::format::Cause;
@@ -171,12 +171,10 @@ impl Drop for Waiting<'_> {
         if matches!(*self.waiter.standing.lock(), Standing::Looks) {
             return;
         }
-        if let Some(begun) = self.leave()
-            && let Some(token) = begun.acted.state.token()
-            && self.engine.drop_guard(self.key, Call::Release { token }).is_err()
+        if let Some(Begun { acted: Acted { state, guard_id: Some(guard_id), .. }, .. }) = self.leave()
+            && let Some(token) = state.token()
         {
-            // Nothing could be written: the key reads as interrupted.
-            self.engine.let_go(self.key, token);
+            self.engine.drop_guard(self.key, token, guard_id, Call::Release { token });
         }
     }
 }

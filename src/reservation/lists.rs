@@ -90,6 +90,6 @@ fn terms_again(options: &Checked, owned: &Owned) -> Terms {
         lease: options.lease,
         durability: options.durability,
         policy: Policy::Surface,
-        too_old: false,
+        too_old_from_ms: u64::MAX,
     }
 }

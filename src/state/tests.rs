@@ -56,7 +56,7 @@ fn ask(fingerprint: &str, policy: Policy, too_old: bool) -> Call {
         lease: LEASE,
         durability: Durability::ProcessCrash,
         policy,
-        too_old,
+        too_old_from_ms: if too_old { 0 } else { u64::MAX },
     })
 }
 

@@ -80,7 +80,6 @@ pub struct Model {
     run: u64,
     is_open: bool,
     guards: u64,
-    works: u64,
     waiters: HashMap<u64, Waiter>,
     /// How many there have been.
     waiters_made: u64,
@@ -182,7 +181,6 @@ impl Model {
             run: 1,
             is_open: true,
             guards: 0,
-            works: 0,
             waiters: HashMap::new(),
             waiters_made: 0,
             written: 0,
@@ -492,7 +490,6 @@ impl Model {
         if history.records.is_empty() {
             history.records.push((0, Record::Gone(Durability::ProcessCrash)));
         }
-        let before = history.seen(now_ms).work_number();
         let was_unfinished = history.latest().is_some_and(Record::is_unfinished);
         if was_unfinished && matches!(history.seen(now_ms), Seen::Absent) {
             match history.expired_at_opening {
@@ -515,7 +512,7 @@ impl Model {
         if let (Some(every_ms), u64::MAX) = (self.options.sync_every_ms, self.sync_due_ms) {
             self.sync_due_ms = now_ms.saturating_add(every_ms);
         }
-        self.serve(key, before);
+        self.serve(key);
     }
 
     /// The key is interrupted, and nobody holds it any more.

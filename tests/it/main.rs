@@ -11,6 +11,7 @@ mod docs;
 mod examine;
 mod examples;
 mod faults;
+mod handed_on;
 mod history;
 mod images;
 mod kill;

@@ -111,7 +111,6 @@ impl Model {
 
     fn first_owner(&mut self, key: &Key, fingerprint: Fingerprint, asked: &CheckedReserve) -> Expected {
         let work = Work {
-            number: 0,
             token: 0,
             attempt: 1,
             fingerprint,
@@ -142,8 +141,6 @@ impl Model {
 
     fn begin_work(&mut self, key: &Key, work: Work, asked: &CheckedReserve) -> Expected {
         self.stats.fresh += 1;
-        self.works += 1;
-        let work = Work { number: self.works, ..work };
         let (attempt, checkpoint) = (work.attempt, work.checkpoint.to_vec());
         let guard = self.new_guard(asked.lease.ms, asked.on_drop);
         self.run_anew(key, work, guard);
@@ -206,6 +203,10 @@ impl Model {
 
     fn finish(&mut self, key: &Key, work: Work, bytes: &[u8], body_kept: bool) -> Expected {
         if bytes.len() > self.options.response_bytes_max {
+            // The work is done, so from here on dropping the guard gives nothing back.
+            if let Some(guard) = self.keys.get_mut(key).and_then(|history| history.guard.as_mut()) {
+                guard.on_drop = OnDrop::Interrupt;
+            }
             return Expected::Refused(ErrorKind::TooLarge);
         }
         let kept_until_ms = self.now_ms.saturating_add(work.retention_ms);

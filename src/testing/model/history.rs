@@ -12,8 +12,6 @@ use crate::reservation::KeyState;
 /// A reservation, as it stands in the log.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
-    /// No two reservations of a model have the same.
-    pub(super) number: u64,
     /// 0 until the model was told.
     pub(super) token: u64,
     pub(super) attempt: u32,
@@ -75,8 +73,6 @@ pub(super) struct Guard {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) waiter: u64,
-    /// The number of the reservation that it waits for.
-    pub(super) work: Option<u64>,
     /// When the waiter looks again by itself.
     pub(super) due_ms: u64,
 }
@@ -178,14 +174,6 @@ fn leased(work: Work, now_ms: u64) -> Seen {
 }
 
 impl Seen {
-    /// The number of the latest reservation.
-    pub(super) fn work_number(&self) -> Option<u64> {
-        match self {
-            Self::Absent => None,
-            Self::InFlight(work) | Self::Interrupted(work, ..) | Self::Done(work, _) => Some(work.number),
-        }
-    }
-
     pub(super) fn known(&self) -> Option<Known> {
         match self {
             Self::Absent => None,

@@ -158,22 +158,13 @@ impl Model {
             Seen::InFlight(_) | Seen::Absent | Seen::Done(..) => u64::MAX,
         };
         let due_ms = changes_ms.min(waiter.deadline_ms.unwrap_or(u64::MAX));
-        self.keys.entry(waiter.key.clone()).or_default().places.push(Place {
-            waiter: number,
-            work: seen.work_number(),
-            due_ms,
-        });
+        self.keys.entry(waiter.key.clone()).or_default().places.push(Place { waiter: number, due_ms });
     }
 
-    /// A reservation has changed: each who waits for it is decided anew. One who would become the owner is made the
-    /// owner. Who waits for one that was forgotten meanwhile is told when its time is over.
-    pub(super) fn serve(&mut self, key: &Key, before: Option<u64>) {
+    /// The key has changed: each who waits for it is decided anew. One who would become the owner is made the owner.
+    pub(super) fn serve(&mut self, key: &Key) {
         let Some(history) = self.keys.get_mut(key) else { return };
-        let places = std::mem::take(&mut history.places);
-        let (served, others) = places.into_iter().partition(|place| before.is_some() && place.work == before);
-        history.places = others;
-        let served: Vec<Place> = served;
-        for place in served {
+        for place in std::mem::take(&mut history.places) {
             let Some(mut waiter) = self.waiters.remove(&place.waiter) else { continue };
             let Some(history) = self.keys.get(key) else { continue };
             let seen = history.seen(self.now_ms);

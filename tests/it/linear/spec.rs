@@ -329,10 +329,6 @@ impl State {
     fn unseen(self, op: &super::Op) -> Vec<(Option<u8>, Self)> {
         let unheard = op.answer() == Some(Answer::Unheard);
         let goes_on = if unheard { None } else { Some(0) };
-        if let Call::Detach { token, .. } = op.call {
-            let nobodys = self.latest(token).filter(|owner| owner.guard.is_none());
-            return vec![(None, nobodys.map_or(self, |owner| self.with(self.interrupted(owner))))];
-        }
         let (owner, lapsed) = match self.phase {
             Phase::InFlight(owner) if owner.guard == Some(op.id) => (owner, false),
             Phase::Interrupted(owner, _) if owner.guard == Some(op.id) => (owner, true),
@@ -488,11 +484,6 @@ impl State {
         match answer {
             None => acted.into_iter().collect(),
             Some(Answer::Unheard) => {
-                // Nobody was told that it is detached, so it is interrupted after all; perhaps somebody saw it before.
-                let acted = match call {
-                    Call::Detach { .. } => acted.map(|(_, state)| (Some(UNSEEN), state)),
-                    _ => acted,
-                };
                 // Whoever gave the reservation into the call does not get it back: at least it falls.
                 let otherwise = match *call {
                     Call::Complete { token, .. } | Call::Release { token } | Call::Detach { token, .. } => {

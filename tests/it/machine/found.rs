@@ -47,3 +47,19 @@ fn what_closing_gives_back_is_not_unfinished() {
     assert_eq!(store.close(Duration::ZERO).unwrap().unfinished, 0);
     assert!(matches!(reserve(&open(&disk, &clock, 2), &key("a")), Reserve::Fresh(_)));
 }
+/// Somebody waits for an interruption that is held, which is forgotten before the holding ends; another one reserves the
+/// key and completes it. Whoever changes a key serves those who wait for it.
+#[test]
+fn a_waiter_hears_of_the_next_owner_of_a_key_that_was_forgotten_meanwhile() {
+    let clock = ManualClock::default();
+    let store = open(&SimDisk::new(), &clock, 1);
+    let short = ReserveOptions::new().retention(Duration::from_millis(1)).lease(Duration::from_secs(10));
+    drop(ask(&store, &key("a"), request(), &short));
+    let held = ReserveOptions::new().on_interrupted(keyonce::OnInterrupted::Hold(LEASE)).wait(2 * LEASE);
+    let mut waits = pin!(store.reserve_with_async(&key("a"), request(), &held));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(matches!(waits.as_mut().poll(&mut context), Poll::Pending));
+    clock.advance(Duration::from_secs(11));
+    assert_eq!(fresh(&store, &key("a")).complete(b"paid").unwrap(), Completion::Done);
+    assert!(matches!(waits.as_mut().poll(&mut context), Poll::Ready(Ok(Reserve::Replay(_)))), "it still waits");
+}
