@@ -10,6 +10,7 @@ mod directory;
 mod docs;
 mod examine;
 mod faults;
+
 mod images;
 mod kill;
 mod lock;
@@ -20,5 +21,7 @@ mod ring;
 mod rows;
 mod smoke;
 mod strays;
+mod tasks;
+mod waits;
 mod windows;
 mod workload;
