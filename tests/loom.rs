@@ -511,6 +511,24 @@ fn a_waiting_task_is_woken_by_the_completion_and_replays_it() {
 }
 
 #[test]
+fn a_completion_wakes_every_waiting_task() {
+    explore("two tasks against a completion", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || block_on(waiting(&store, "a")).expect("nothing fails here"))
+        };
+        let owner = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
+        let answers =
+            [block_on(waiting(&store, "a")).expect("nothing fails here"), other.join().expect("the thread ended well")];
+        assert!(answers.iter().all(is_replay), "{answers:?}");
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
 fn a_waiting_task_is_woken_by_the_drop_and_told_interrupted() {
     explore("a task against a drop", || {
         let (store, _) = fresh_store(Durability::ProcessCrash);
