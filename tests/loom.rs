@@ -21,8 +21,10 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
@@ -47,9 +49,15 @@ const RESPONSE: &[u8] = b"paid 9.99";
 
 /// Runs `model` in every order with at most as many preemptions as the environment says.
 fn explore(name: &str, model: impl Fn() + Send + Sync + 'static) {
+    explore_with_at_most(usize::MAX, name, model);
+}
+
+/// As [`explore`], with at most this many preemptions, for a model that has too many orders otherwise.
+fn explore_with_at_most(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.max_branches = builder.max_branches.max(BRANCHES_MAX);
-    let bound = *builder.preemption_bound.get_or_insert(PREEMPTIONS);
+    let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS).min(preemptions);
+    builder.preemption_bound = Some(bound);
     let executions = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&executions);
     builder.check(move || {
@@ -442,4 +450,291 @@ fn who_is_told_fresh_while_the_store_closes_has_a_record_on_the_disk() {
         closer.join().expect("the thread ended well");
     });
     book.check(name);
+}
+
+// Tasks: threads of the model that sleep until their waker is called.
+
+#[derive(Default)]
+struct Sleeper {
+    woken: loom::sync::Mutex<bool>,
+    wakes: loom::sync::Condvar,
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        *self.woken.lock().expect("no thread panics") = true;
+        self.wakes.notify_one();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let sleeper = Arc::<Sleeper>::default();
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        let mut woken = sleeper.woken.lock().expect("no thread panics");
+        while !std::mem::take(&mut *woken) {
+            woken = sleeper.wakes.wait(woken).expect("no thread panics");
+        }
+    }
+}
+
+/// A future that asks, and waits for as long as the key is in flight.
+fn waiting(store: &Store, id: &str) -> Pin<Box<impl Future<Output = Result<Reserve, Error>> + Send + use<>>> {
+    Box::pin(store.reserve_with_async(&key(id), request(), &ReserveOptions::default().wait(WAIT)))
+}
+
+fn poll_once<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Nobody is held on to once every handle is gone, and the key may be had.
+fn nothing_is_left(store: &Store) {
+    let stats = store.stats();
+    assert_eq!((stats.guards, stats.waiting), (0, 0), "somebody is held on to");
+}
+
+#[test]
+fn a_waiting_task_is_woken_by_the_completion_and_replays_it() {
+    explore("a task against a completion", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let owner = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
+        let answer = block_on(waiting(&store, "a")).expect("nothing fails here");
+        assert!(is_replay(&answer), "{answer:?}");
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn a_completion_wakes_every_waiting_task() {
+    explore("two tasks against a completion", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || block_on(waiting(&store, "a")).expect("nothing fails here"))
+        };
+        let owner = thread::spawn(move || reservation.complete(RESPONSE).expect("nothing fails here"));
+        let answers =
+            [block_on(waiting(&store, "a")).expect("nothing fails here"), other.join().expect("the thread ended well")];
+        assert!(answers.iter().all(is_replay), "{answers:?}");
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn a_waiting_task_is_woken_by_the_drop_and_told_interrupted() {
+    explore("a task against a drop", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let owner = thread::spawn(move || drop(reservation));
+        let answer = block_on(waiting(&store, "a")).expect("nothing fails here");
+        assert!(matches!(answer, Reserve::Interrupted(_)), "{answer:?}");
+        owner.join().expect("the thread ended well");
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn a_hand_over_to_a_future_that_is_dropped_at_that_moment_passes_on() {
+    explore("a future that is dropped against a release", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let mut gives_up = waiting(&store, "a");
+        assert!(poll_once(&mut gives_up).is_pending());
+        let owner = thread::spawn(move || reservation.release().expect("nothing fails here"));
+        drop(gives_up);
+        // Whoever comes next gets it: nobody has begun.
+        let answer = reserve_waiting(&store, "a").expect("nothing fails here");
+        assert!(matches!(&answer, Reserve::Fresh(next) if next.attempt() == 1), "{answer:?}");
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        drop(answer);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn of_two_waiting_futures_one_is_dropped_and_the_other_becomes_the_owner() {
+    explore("two futures, one dropped, against a release", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let (mut gives_up, mut stays) = (waiting(&store, "a"), waiting(&store, "a"));
+        assert!(poll_once(&mut gives_up).is_pending() && poll_once(&mut stays).is_pending());
+        let owner = thread::spawn(move || reservation.release().expect("nothing fails here"));
+        let dropper = thread::spawn(move || drop(gives_up));
+        let answer = block_on(stays).expect("nothing fails here");
+        assert!(matches!(&answer, Reserve::Fresh(next) if next.attempt() == 1), "{answer:?}");
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        dropper.join().expect("the thread ended well");
+        drop(answer);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn of_two_waiting_tasks_a_release_makes_one_the_owner_and_its_completion_wakes_the_other() {
+    explore("two tasks against a release", || {
+        let (store, _) = fresh_store(Durability::ProcessCrash);
+        let reservation = reserve_fresh(&store, "a");
+        let ask = |store: &Store| match block_on(waiting(store, "a")).expect("nothing fails here") {
+            Reserve::Fresh(reservation) => {
+                assert_eq!(reservation.complete(RESPONSE).expect("nothing fails here"), Completion::Done);
+                true
+            }
+            answer => {
+                assert!(is_replay(&answer), "{answer:?}");
+                false
+            }
+        };
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || ask(&store))
+        };
+        let owner = thread::spawn(move || reservation.release().expect("nothing fails here"));
+        let owned = [ask(&store), other.join().expect("the thread ended well")];
+        assert_eq!(owned.iter().filter(|owned| **owned).count(), 1);
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn what_a_thread_and_two_tasks_are_told_survives_a_power_loss() {
+    let name = "a thread and two tasks, PowerLoss";
+    let book = Book::default();
+    let noted = book.clone();
+    explore_with_at_most(2, name, move || {
+        let (store, disk) = fresh_store(Durability::PowerLoss);
+        let_others_in_at_syncs(&disk);
+        let ask = |id: &'static str| {
+            let (store, disk, book) = (store.clone(), disk.clone(), noted.clone());
+            move || {
+                let answer = block_on(store.reserve_async(&key(id), request())).expect("nothing fails here");
+                note_answer(&book, &disk, id, &answer);
+                assert!(matches!(answer, Reserve::Fresh(_)), "{answer:?}");
+            }
+        };
+        let tasks = [thread::spawn(ask("a")), thread::spawn(ask("b"))];
+        let answer = reserve(&store, "c").expect("nothing fails here");
+        note_answer(&noted, &disk, "c", &answer);
+        for task in tasks {
+            task.join().expect("the thread ended well");
+        }
+        drop(answer);
+        nothing_is_left(&store);
+    });
+    book.check(name);
+}
+
+#[test]
+fn after_a_failed_sync_tasks_get_an_error_and_nobody_hangs() {
+    explore_with_at_most(2, "a thread and two tasks against a failing sync", || {
+        let (store, disk) = fresh_store(Durability::PowerLoss);
+        let door = loom::sync::atomic::AtomicUsize::new(0);
+        let failed = AtomicU64::new(0);
+        let failing = disk.clone();
+        disk.on_step(move |step| {
+            if step == Step::Sync {
+                door.load(loom::sync::atomic::Ordering::Relaxed);
+                if failed.fetch_add(1, Ordering::Relaxed) == 0 {
+                    failing.fail_at(failing.steps(), EIO);
+                }
+            }
+        });
+        let ask = |id: &'static str| {
+            let store = store.clone();
+            move || block_on(store.reserve_async(&key(id), request())).map(|answer| panic!("told {answer:?}"))
+        };
+        let tasks = [thread::spawn(ask("a")), thread::spawn(ask("b"))];
+        let here = reserve(&store, "c").map(|answer| panic!("told {answer:?} after a failed sync"));
+        let [a, b] = tasks.map(|task| task.join().expect("the thread ended well"));
+        for told in [a, b, here] {
+            let error: Error = told.map(|never: ()| never).expect_err("the sync failed");
+            assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
+        }
+        disk.on_step(|_| {});
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn a_renewal_that_meets_a_move_of_the_clock_lapses_in_its_time_all_the_same() {
+    explore("a renewal against the clock", || {
+        let clock = ManualClock::default();
+        let store = open(&SimDisk::new(), Durability::ProcessCrash, &clock);
+        let reservation = reserve_fresh(&store, "a");
+        let renewer = thread::spawn(move || {
+            assert_eq!(reservation.renew(LEASE * 2).expect("nothing fails here"), Completion::Done);
+            reservation
+        });
+        clock.advance(LEASE);
+        let reservation = renewer.join().expect("the thread ended well");
+        let mut waits = waiting(&store, "a");
+        assert!(poll_once(&mut waits).is_pending(), "it was renewed");
+        clock.advance(LEASE * 2);
+        let Poll::Ready(answer) = poll_once(&mut waits) else { panic!("the lease has lapsed, and nobody looked") };
+        assert!(matches!(answer, Ok(Reserve::Interrupted(_))), "{answer:?}");
+        drop(reservation);
+    });
+}
+
+#[test]
+fn a_waiter_that_comes_while_the_clock_moves_is_told_when_its_time_is_over() {
+    explore("a waiter against the clock", || {
+        let clock = ManualClock::default();
+        let store = open(&SimDisk::new(), Durability::ProcessCrash, &clock);
+        let long = ReserveOptions::default().lease(WAIT);
+        let Ok(Reserve::Fresh(reservation)) = store.reserve_with(&key("a"), request(), &long) else { panic!("new") };
+        let wait = |at_most| {
+            Box::pin(store.reserve_with_async(&key("a"), request(), &ReserveOptions::default().wait(at_most)))
+        };
+        let mut first = wait(LEASE);
+        assert!(poll_once(&mut first).is_pending());
+        let mut second = wait(LEASE * 2);
+        let waiter = thread::spawn(move || {
+            let pending = poll_once(&mut second).is_pending();
+            (second, pending)
+        });
+        clock.advance(LEASE);
+        let (mut second, pending) = waiter.join().expect("the thread ended well");
+        assert!(pending && poll_once(&mut first).is_ready());
+        clock.advance(LEASE * 2);
+        assert!(poll_once(&mut second).is_ready(), "its time is over, and nobody looked");
+        drop((first, second));
+        drop(reservation);
+        nothing_is_left(&store);
+    });
+}
+
+#[test]
+fn what_is_written_while_the_clock_moves_is_synced_in_its_time() {
+    explore("a write against the clock, Interval", || {
+        let clock = ManualClock::default();
+        let disk = SimDisk::new();
+        let store = open(&disk, Durability::Interval(LEASE * 2), &clock);
+        let long = ReserveOptions::default().lease(WAIT);
+        let Ok(Reserve::Fresh(reservation)) = store.reserve_with(&key("a"), request(), &long) else { panic!("new") };
+        // All is synced, and what is due next is the end of a wait.
+        clock.advance(LEASE * 2);
+        let mut waits =
+            Box::pin(store.reserve_with_async(&key("a"), request(), &ReserveOptions::default().wait(LEASE)));
+        assert!(poll_once(&mut waits).is_pending());
+        let writer = {
+            let store = store.clone();
+            thread::spawn(move || store.reserve_with(&key("b"), request(), &long))
+        };
+        clock.advance(LEASE);
+        let written = writer.join().expect("the thread ended well");
+        assert!(poll_once(&mut waits).is_ready());
+        clock.advance(LEASE * 2);
+        let synced = disk.crash_all_old().read(SEGMENT, usize::MAX).expect("it is there");
+        assert!(synced == disk.read(SEGMENT, usize::MAX).expect("it is there"), "a record is not synced in its time");
+        drop((waits, written, reservation));
+    });
 }

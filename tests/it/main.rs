@@ -28,5 +28,7 @@ mod rows;
 mod smoke;
 mod strays;
 mod table;
+mod tasks;
+mod waits;
 mod windows;
 mod workload;
