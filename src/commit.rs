@@ -87,16 +87,10 @@ impl Commit {
         if self.failed.load(Ordering::Acquire) { self.state.lock().failure.clone() } else { None }
     }
 
-    /// Ends all writing: the bytes in the page cache can no longer be trusted to be those on the disk.
+    /// Ends all writing: the bytes in the page cache can no longer be trusted to be those on the disk. Rings for nobody,
+    /// since locks may be held: those who wait are told by whoever leads, or would lead next.
     pub(crate) fn poison(&self, cause: &Error) -> Error {
-        let mut state = self.state.lock();
-        let failure = self.fail(&mut state, cause);
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        for waiter in waiting {
-            waiter.bell.ring();
-        }
-        failure
+        self.fail(&mut self.state.lock(), cause)
     }
 
     /// Returns once everything below `lsn` is durable. `sync` makes durable what has been appended when it is called,
@@ -114,8 +108,11 @@ impl Commit {
             if state.synced >= lsn {
                 return Ok(());
             }
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
+            if let Some(failure) = state.failure.clone() {
+                let waiting = std::mem::take(&mut state.waiting);
+                drop(state);
+                waiting.iter().for_each(|waiter| waiter.bell.ring());
+                return Err(failure);
             }
             if state.leading {
                 let waiter = state.enlist(lsn, true);
@@ -168,14 +165,15 @@ impl Commit {
         loop {
             let wanted = {
                 let mut state = self.state.lock();
-                if state.wanted <= state.synced || state.failure.is_some() {
+                if state.wanted <= state.synced {
                     state.seen_to = false;
                     return;
                 }
                 state.wanted
             };
             if self.wait(wanted, sync).is_err() {
-                // The failure stays: the next look ends the loop.
+                // All who waited were told, and nobody will be let in to wait.
+                return;
             }
         }
     }

@@ -37,6 +37,7 @@ use crate::segment::Life;
 use crate::state::{self, Answer, Call, Carry, Decision, Guard, Owned, State, Write};
 use crate::stats::{FreshKeys, Health, OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::wait::Turn;
 
 pub use self::closing::CloseReport;
 use self::closing::Closing;
@@ -68,9 +69,9 @@ pub(crate) struct Engine {
     carried_end: AtomicU64,
     closing: Mutex<Closing>,
     /// One caller closes at a time; a second one waits and is told what the first did.
-    turn_to_close: Mutex<()>,
+    turn_to_close: Turn,
     /// One thread keeps house at a time.
-    turn_to_keep_house: Mutex<()>,
+    turn_to_keep_house: Turn,
     listener: Listener,
     news: News,
     fresh_keys: FreshKeys,
@@ -158,6 +159,8 @@ pub(crate) struct Acted {
     pub(crate) payload: Arc<[u8]>,
     /// The guard that the call has made.
     pub(crate) guard_id: Option<u64>,
+    /// When the lease ended, before the call, of the reservation that it has written of.
+    pub(crate) lease_end_before_ms: u64,
 }
 
 /// A call that was decided, and whose answer may have to wait until what it rests on is durable.
@@ -216,8 +219,8 @@ impl Engine {
             draining: AtomicBool::new(false),
             carried_end: AtomicU64::new(0),
             closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
-            turn_to_close: Mutex::new(()),
-            turn_to_keep_house: Mutex::new(()),
+            turn_to_close: Turn::new(),
+            turn_to_keep_house: Turn::new(),
             helper: Helper::default(),
             leader: Helper::default(),
             timer: Arc::default(),
@@ -351,6 +354,7 @@ impl Engine {
         };
         let before = look.before();
         let expired_unresolved = look.expired_unresolved();
+        let lease_end_before_ms = look.state.lease_end_ms();
         let (is_new, age_ms) = (look.state == State::Absent, look.age_of_duplicate(&call, now_ms));
         // An append may begin a segment, for which nobody may be reading the table of them.
         drop(live);
@@ -375,7 +379,7 @@ impl Engine {
             StateKind::Interrupted | StateKind::Released => Durability::ProcessCrash,
         };
         shard.count(answer, Some(&write));
-        let acted = Acted { answer, state, payload, guard_id };
+        let acted = Acted { answer, state, payload, guard_id, lease_end_before_ms };
         Ok(Begun { acted, rests_on: Some(RestsOn { end_lsn: appended.end, level }) })
     }
 
@@ -536,7 +540,7 @@ impl Shard {
             Waits::For(level) if !listed => look.rests_on(level),
             Waits::For(_) | Waits::ForNothing => None,
         };
-        Begun { acted: Acted { answer, state: look.state, payload, guard_id: None }, rests_on }
+        Begun { acted: Acted { answer, state: look.state, payload, guard_id: None, lease_end_before_ms: 0 }, rests_on }
     }
 
     fn renew(&mut self, token: u64, lease_end_ms: u64, after: &mut Aftermath) {

@@ -1,6 +1,7 @@
 //! The store's threads: two that do what nobody should have to wait for, each time somebody calls them, and one that
 //! sleeps until something is due.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -32,7 +33,7 @@ impl Helper {
     /// `Io`, when the system has no thread to give.
     pub(crate) fn start(&self, name: &str, work: impl Fn() + Send + 'static) -> Result<(), Error> {
         let (calls, called) = bounded(1);
-        let thread = spawn(name, move || {
+        let thread = spawn_own(name, move || {
             while called.recv().is_ok() {
                 work();
             }
@@ -70,6 +71,23 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
         .name(name.to_owned())
         .spawn(work)
         .map_err(|error| Error::io(format!("starting the thread {name}"), error))
+}
+
+thread_local! {
+    /// This thread is one of a store's own.
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+fn spawn_own(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    spawn(name, move || {
+        OWN.set(true);
+        work();
+    })
+}
+
+/// Whether this thread is one that a store waits for when it is closed.
+pub(crate) fn is_own_thread() -> bool {
+    OWN.get()
 }
 
 /// Waits for the end of a thread, unless it is the one that asks: a listener may close the store from any thread.
@@ -118,7 +136,7 @@ impl Timer {
     ///
     /// `Io`, when the system has no thread to give.
     pub(crate) fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-        *self.thread.lock() = Some(spawn(name, work)?);
+        *self.thread.lock() = Some(spawn_own(name, work)?);
         Ok(())
     }
 

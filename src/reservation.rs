@@ -83,8 +83,8 @@ pub(crate) enum Ending {
     Seen(OnDrop),
     /// Nobody was told of it yet, so no work can have begun.
     Unseen,
-    /// Nobody was told that it was reattached: it is detached again.
-    UnseenReattached,
+    /// Nobody was told that it was reattached: it is detached again, with the lease that it had.
+    UnseenReattached { until_ms: u64 },
     /// An act has ended it; nothing is left to be done.
     Ended,
 }
@@ -389,7 +389,9 @@ impl Drop for Reservation {
             Ending::Ended => return,
             Ending::Seen(OnDrop::Interrupt) => Call::Interrupt { token, cause: Cause::Dropped },
             Ending::Seen(OnDrop::Release) | Ending::Unseen => Call::Release { token },
-            Ending::UnseenReattached => Call::Detach { token, lease_ms: self.held.lease_ms },
+            Ending::UnseenReattached { until_ms } => {
+                Call::Detach { token, lease_ms: until_ms.saturating_sub(self.held.engine.now_ms()) }
+            }
         };
         self.held.engine.drop_guard(&self.held.key, token, self.held.guard_id, call);
     }

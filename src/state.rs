@@ -118,6 +118,11 @@ impl Guard {
         self.lease_end_ms.max(renewed_ms)
     }
 
+    /// As this guard, but it does not renew itself: nobody holds it yet.
+    pub(crate) fn not_held(self) -> Self {
+        Self { renews_until_ms: 0, ..self }
+    }
+
     /// When the lease lapses unless it is renewed by hand.
     pub(crate) fn lapses_ms(&self) -> u64 {
         self.lease_end_ms.max(self.renews_until_ms)
@@ -161,6 +166,14 @@ impl State {
                     State::InFlight(Owned { lease_end_ms, ..owned })
                 }
             }
+        }
+    }
+
+    /// When the lease of an unfinished reservation ends, or ended; 0 without one.
+    pub(crate) fn lease_end_ms(&self) -> u64 {
+        match self {
+            State::InFlight(owned) | State::Interrupted(owned, _) => owned.lease_end_ms,
+            State::Absent | State::Done(_) => 0,
         }
     }
 

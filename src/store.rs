@@ -368,8 +368,10 @@ async fn reattach(engine: &Arc<Engine>, key: &Key, token: Token, caller: Caller)
     let lease = engine.options().lease;
     let begun = engine.reattach(key, token.to_u64(), lease, caller).await?;
     let (answer, rests_on) = (begun.acted.answer, begun.rests_on);
-    let reattached = (answer == Answer::Done)
-        .then(|| Reservation::new(engine, key, &begun.acted, lease.ms, Ending::UnseenReattached));
+    let reattached = (answer == Answer::Done).then(|| {
+        let until_ms = begun.acted.lease_end_before_ms;
+        Reservation::new(engine, key, &begun.acted, lease.ms, Ending::UnseenReattached { until_ms })
+    });
     engine.settle(rests_on, caller).await?;
     match (reattached, answer) {
         (Some(reservation), _) => Ok(reservation.seen(engine.options().on_drop)),

@@ -19,6 +19,7 @@ mod real {
 
     pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use std::thread::{ThreadId, current};
 
     /// A condition variable whose waits hand the guard through.
     #[derive(Debug, Default)]
@@ -65,6 +66,7 @@ mod modelled {
 
     pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use loom::thread::{ThreadId, current};
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);

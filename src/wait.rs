@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, ThreadId, current};
 
 /// Who makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +68,14 @@ impl Bell {
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<()> {
-        let mut ringing = self.ringing.lock();
-        if ringing.rung {
-            return Poll::Ready(());
-        }
-        if !ringing.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            ringing.waker = Some(context.waker().clone());
-        }
-        Poll::Pending
+        let waker = context.waker().clone();
+        let (polled, other) = {
+            let mut ringing = self.ringing.lock();
+            if ringing.rung { (Poll::Ready(()), Some(waker)) } else { (Poll::Pending, ringing.waker.replace(waker)) }
+        };
+        // Dropping a waker may do anything: not under the lock.
+        drop(other);
+        polled
     }
 
     /// Waits until the bell is rung, whoever the caller is. A thread wakes after `at_most`, too.
@@ -84,5 +84,45 @@ impl Bell {
             Caller::Thread => self.listen(at_most),
             Caller::Task => poll_fn(|context| self.poll(context)).await,
         }
+    }
+}
+
+/// Something that one thread does at a time. A thread that comes back to it while it is at it, called by a waker that
+/// it woke or a listener that it told, is told so instead of waiting for itself.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    taken_by: Mutex<Option<ThreadId>>,
+    freed: Condvar,
+}
+
+/// A turn that was taken; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    turn: &'a Turn,
+}
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self { taken_by: Mutex::new(None), freed: Condvar::new() }
+    }
+
+    /// Waits for the turn; `None` when this thread has it already, or when it is not free and `waits` is false.
+    pub(crate) fn take(&self, waits: bool) -> Option<Taken<'_>> {
+        let mut taken_by = self.taken_by.lock();
+        while let Some(other) = *taken_by {
+            if !waits || other == current().id() {
+                return None;
+            }
+            taken_by = self.freed.wait(taken_by);
+        }
+        *taken_by = Some(current().id());
+        Some(Taken { turn: self })
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.turn.taken_by.lock() = None;
+        self.turn.freed.notify_one();
     }
 }

@@ -115,7 +115,8 @@ impl Engine {
             State::Absent | State::Done(_) => Arc::default(),
         };
         let rests_on = look.rests_on(self.options.durability);
-        Ok(Begun { acted: Acted { answer: Answer::Done, state: look.state, payload, guard_id: None }, rests_on })
+        let (answer, state) = (Answer::Done, look.state);
+        Ok(Begun { acted: Acted { answer, state, payload, guard_id: None, lease_end_before_ms: 0 }, rests_on })
     }
 
     /// Makes durable all that was appended before the call.

@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Engine, Held, Shard};
+use super::{Engine, Held, Place, Shard};
 use crate::error::Error;
 use crate::format::Cause;
+use crate::helper;
 use crate::key::Key;
 use crate::left;
 use crate::state::Call;
@@ -15,6 +16,8 @@ use crate::wait::Bell;
 #[derive(Default)]
 pub(super) struct Closing {
     pub(super) report: Option<Result<CloseReport, Error>>,
+    /// Store time until which owners may finish.
+    pub(super) deadline_ms: Option<u64>,
     /// Who waits for the last guard to end.
     pub(super) waiter: Option<Arc<Bell>>,
     /// The directory's lock.
@@ -31,21 +34,29 @@ pub struct CloseReport {
 
 impl Engine {
     /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is
-    /// free. Once closed, stays so; a second call tells what the first one did.
+    /// free. Once closed, stays so; a second call shortens the time that is left to the owners, and tells what the first
+    /// one did. One that comes out of the first, by a waker that it rang, or from a thread that the first waits for, is
+    /// told no more than that the store is closed.
     pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
-        let _turn = self.turn_to_close.lock();
+        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+        let sooner = |earlier: u64| earlier.min(deadline_ms);
+        {
+            let mut closing = self.closing.lock();
+            closing.deadline_ms = Some(closing.deadline_ms.map_or(deadline_ms, sooner));
+        }
+        self.draining.store(true, Ordering::Release);
+        self.ring_who_closes();
+        let Some(turn) = self.turn_to_close.take(!helper::is_own_thread()) else { return Err(Error::closed()) };
         if let Some(report) = self.closing.lock().report.clone() {
             return report;
         }
-        self.draining.store(true, Ordering::Release);
-        self.wait_for_guards(wait_ms);
-        let unfinished = self.interrupt_all();
+        self.wait_for_guards();
+        let (unfinished, places) = self.interrupt_all();
         let ended = self.end(unfinished);
         self.timer.stop();
         self.leader.stop();
         self.helper.stop();
-        drop(self.turn_to_keep_house.lock());
-        self.room.serve(&Err(Error::closed()));
+        drop(self.turn_to_keep_house.take(true));
         // After a failure somebody else may still be at a sync; nobody begins another.
         self.commit.wait_for_leader();
         // Every call that began before has left its shard lock; the segments can go, and with them the directory's
@@ -59,20 +70,25 @@ impl Engine {
             closing.lock.take()
         };
         drop(lock);
+        drop(turn);
+        for place in places {
+            place.look_again();
+        }
+        self.room.serve(&Err(Error::closed()));
         report
     }
 
-    fn wait_for_guards(&self, wait_ms: u64) {
-        if wait_ms == 0 {
-            return;
-        }
-        let deadline_ms = self.now_ms().saturating_add(wait_ms);
+    fn wait_for_guards(&self) {
         loop {
             let bell = Arc::new(Bell::new());
-            self.closing.lock().waiter = Some(Arc::clone(&bell));
-            let guards = self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let deadline_ms = {
+                let mut closing = self.closing.lock();
+                closing.waiter = Some(Arc::clone(&bell));
+                closing.deadline_ms.unwrap_or(0)
+            };
             let now_ms = self.now_ms();
-            if !guards || now_ms >= deadline_ms {
+            let guards = || self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            if now_ms >= deadline_ms || !guards() {
                 self.closing.lock().waiter = None;
                 return;
             }
@@ -81,25 +97,20 @@ impl Engine {
     }
 
     /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
-    /// work, so as one whose lease lapsed.
-    fn interrupt_all(&self) -> u64 {
+    /// work, so as one whose lease lapsed. Gives how many there are, and who waits for keys.
+    fn interrupt_all(&self) -> (u64, Vec<Place>) {
         self.closed.store(true, Ordering::Release);
-        let mut unfinished = 0;
+        let (mut unfinished, mut places) = (0, Vec::new());
         let mut left_unsaid = Vec::new();
         for shard in &self.shards {
-            let (places, tokens) = {
+            let tokens: Vec<_> = {
                 let mut shard = shard.lock();
-                let places: Vec<_> =
-                    shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)).collect();
+                places.extend(shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)));
                 // What was handed over to somebody who has not taken it is given back.
                 let is_unfinished = |held: &&Held| held.guard.is_some() && !held.unseen;
                 unfinished += shard.held.values().filter(is_unfinished).count() as u64;
-                let guarded = shard.held.iter().filter(|(_, held)| held.guard.is_some());
-                (places, guarded.map(|(token, _)| *token).collect::<Vec<_>>())
+                shard.held.iter().filter(|(_, held)| held.guard.is_some()).map(|(token, _)| *token).collect()
             };
-            for place in places {
-                place.look_again();
-            }
             for token in tokens {
                 if self.end_lease(shard, token).is_err() {
                     left_unsaid.extend(self.key_of(&shard.lock(), token).map(|key| (key, token)));
@@ -108,7 +119,7 @@ impl Engine {
             shard.lock().held.clear();
         }
         left::leave(self.log.whose(), left_unsaid);
-        unfinished
+        (unfinished, places)
     }
 
     /// The key of a reservation that a guard holds.

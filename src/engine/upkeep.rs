@@ -33,9 +33,9 @@ impl Engine {
         self.tell_news();
     }
 
-    /// Calls nothing that may come back here: a turn waits for the one before.
+    /// Where a waker that a sync rings comes back here, the house is being kept already.
     fn take_turn_to_keep_house(&self) -> Result<(), Error> {
-        let _turn = self.turn_to_keep_house.lock();
+        let Some(_turn) = self.turn_to_keep_house.take(true) else { return Ok(()) };
         self.refuse_closed()?;
         if self.retire_what_is_over().is_err() {
             // Full, poisoned or closed: what was to be given up stays, and who writes next is told.

@@ -130,7 +130,8 @@ impl Shard {
 fn changes_ms(state: &State, terms: &Terms) -> u64 {
     match state {
         State::InFlight(owned) if owned.detached => owned.lease_end_ms,
-        State::Interrupted(_, stop) => terms.policy.holds_until_ms(stop),
+        // Or it is forgotten before.
+        State::Interrupted(owned, stop) => terms.policy.holds_until_ms(stop).min(owned.kept_until_ms),
         State::InFlight(_) | State::Absent | State::Done(_) => u64::MAX,
     }
 }
@@ -244,6 +245,8 @@ impl Engine {
         let begun = self.step_in(shard, hash, key, &call, &[], Waits::For(terms.durability), None, after)?;
         if let Some(held) = begun.acted.state.token().and_then(|token| shard.held.get_mut(&token)) {
             held.unseen = true;
+            held.guard = held.guard.map(Guard::not_held);
+            after.due_at(held.guard.map_or(u64::MAX, |guard| guard.lapses_ms()));
         }
         Ok(begun)
     }
@@ -292,6 +295,18 @@ impl Engine {
         if !self.timer.take(now_ms) {
             return;
         }
+        for shard in &self.shards {
+            let mut after = Aftermath::default();
+            let lapsed = shard.lock().take_what_is_due(now_ms, &mut after);
+            self.see_to(after);
+            for token in lapsed {
+                if self.end_lease(shard, token).is_err() {
+                    // The log need not know: whoever looks at the key sees that the lease has lapsed.
+                    let places = shard.lock().held.get_mut(&token).map(|held| std::mem::take(&mut held.places));
+                    places.into_iter().flatten().for_each(Place::look_again);
+                }
+            }
+        }
         let sync_due_ms = self.sync_due_ms.load(Ordering::Relaxed);
         if sync_due_ms <= now_ms {
             self.sync_due_ms.store(u64::MAX, Ordering::Relaxed);
@@ -300,16 +315,6 @@ impl Engine {
             }
         } else {
             self.timer.set(sync_due_ms);
-        }
-        for shard in &self.shards {
-            let mut after = Aftermath::default();
-            let lapsed = shard.lock().take_what_is_due(now_ms, &mut after);
-            self.see_to(after);
-            for token in lapsed {
-                if self.end_lease(shard, token).is_err() {
-                    // The log need not know: whoever looks at the key sees that the lease has lapsed.
-                }
-            }
         }
         self.tell_news();
     }
