@@ -16,7 +16,7 @@
 //! | reserve, other fingerprint | as above | `Mismatch` | `Mismatch` | `Mismatch` |
 //! | complete, latest token | `Superseded` | Done | Done | `Superseded` |
 //! | save checkpoint / renew / detach, latest token | `Superseded` | stays | InFlight again | `Superseded` |
-//! | release, latest token | `Superseded` | attempt 1: Absent; later: Interrupted | the same | `Superseded` |
+//! | release, latest token | `Superseded` | attempt 1: Absent, or the next waiter owns it; later: Interrupted | the same | `Superseded` |
 //! | interrupt / drop, latest token | `Superseded` | Interrupted | Interrupted | `Superseded` |
 //! | reattach, latest token of a detached reservation | `Superseded` | InFlight, if no guard lives (else `InFlight`) | InFlight | `Superseded` |
 //! | any of these, any other token | `Superseded` | `Superseded` | `Superseded` | `Superseded` |

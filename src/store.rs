@@ -275,9 +275,14 @@ impl Store {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
     /// # let store = keyonce::Store::open(dir.path().join("keys"), keyonce::Options::default())?;
+    /// use keyonce::Cause;
+    ///
     /// # fn ask_the_bank(key: &str) -> Option<Vec<u8>> { let _ = key; None }
     /// for interrupted in store.interrupted() {
     ///     let interrupted = interrupted?;
+    ///     if interrupted.cause() == Cause::LeaseLapsed {
+    ///         continue; // Its owner may still be at work: what the bank says now may not be the last word.
+    ///     }
     ///     let _ = match ask_the_bank(&interrupted.downstream_key("charge")) {
     ///         Some(receipt) => interrupted.resolve(&receipt)?,
     ///         None => interrupted.release()?, // The bank never heard of it.

@@ -9,6 +9,7 @@ use std::cell::Cell as Counter;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use keyonce::{
@@ -349,6 +350,21 @@ impl Rig<'_> {
     fn releases(&self, column: &str) -> Vec<Seen> {
         let mut seen = self.acts(&[RELEASE], || self.owner(column));
         seen.extend(self.acts(&[RELEASE], || self.later_owner(column)));
+        if ["InFlight", "Interrupted"].contains(&column) {
+            seen.push(self.releases_to_a_waiter(column));
+        }
+        seen
+    }
+
+    fn releases_to_a_waiter(&self, column: &str) -> Seen {
+        let (key, owner) = self.owner(column);
+        let with = ReserveOptions::new().on_interrupted(OnInterrupted::Hold(2 * LEASE)).wait(LEASE);
+        let mut waiter = Box::pin(self.store.reserve_with_async(&key, request(), &with));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(waiter.as_mut().poll(&mut context).is_pending());
+        let answer = of_completion(owner.release().unwrap());
+        let seen = self.seen("release to a waiter", &key, answer);
+        assert!(matches!(waiter.as_mut().poll(&mut context), Poll::Ready(Ok(Reserve::Fresh(_)))));
         seen
     }
 

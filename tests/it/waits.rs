@@ -361,7 +361,8 @@ fn every_method_returns_to_a_thread_that_holds_guards_handles_and_half_polled_fu
             all_but_the_owners_methods(&store);
             assert!(stopped.release().is_ok());
             let guards = store.stats().guards;
-            assert_eq!(store.close(Duration::ZERO).unwrap().unfinished, guards);
+            // One of them was handed to a future that has not looked, and is given back.
+            assert_eq!(store.close(Duration::ZERO).unwrap().unfinished, guards - 1);
             drop((half, half_done, others, in_flight, response, view));
         });
     }

@@ -94,13 +94,18 @@ pub(super) struct History {
 impl Guard {
     /// When the lease ends, as a caller sees it at `now_ms`.
     pub(super) fn lease_end_ms(&self, now_ms: u64) -> u64 {
-        let renewed_ms = now_ms.saturating_add(self.lease_ms).min(self.renews_until_ms);
+        let renewed_ms = now_ms.saturating_add(self.lease_ms).min(self.renewing_ends_ms());
         self.lease_end_ms.max(renewed_ms)
     }
 
     /// When it lapses, if nobody renews it by hand.
     pub(super) fn lapses_ms(&self) -> u64 {
-        self.lease_end_ms.max(self.renews_until_ms)
+        self.lease_end_ms.max(self.renewing_ends_ms())
+    }
+
+    /// What nobody has taken does not renew itself.
+    fn renewing_ends_ms(&self) -> u64 {
+        if self.is_unseen { 0 } else { self.renews_until_ms }
     }
 }
 

@@ -267,11 +267,8 @@ fn a_renewal_or_a_checkpoint_that_is_dropped_leaves_the_owner_at_work() {
 #[test]
 fn a_detachment_that_is_dropped_leaves_the_key_detached_or_interrupted() {
     let detach = |scene: &Scene| kept(fresh(&scene.store, &key("k")).detach_async(LEASE * 10)).into();
-    let polls = cancelled_everywhere(
-        "a detachment",
-        detach,
-        by_cut(Seen::Interrupted(1), Seen::Interrupted(1), Seen::Detached),
-    );
+    let polls =
+        cancelled_everywhere("a detachment", detach, by_cut(Seen::Interrupted(1), Seen::Detached, Seen::Detached));
     assert_eq!(polls, 2);
 }
 
