@@ -144,7 +144,7 @@ impl Store {
         let asked = self.asked(key, fingerprint, with);
         async move {
             let (asked, wait_ms) = asked?;
-            Reserve::ask(&asked.question(), wait_ms, Caller::Task).await
+            Reserve::ask_as_task(asked, wait_ms).await
         }
     }
 

@@ -181,6 +181,20 @@ impl Engine {
         self.begin_here(key, &|_| Call::Reserve(terms), &[], Waits::For(terms.durability), None)
     }
 
+    /// [`Engine::reserve_here`] for a task; `None` when it would have to wait for room.
+    pub(crate) fn reserve_at_once(&self, key: &Key, terms: Terms) -> Result<Option<Begun>, Error> {
+        match self.step(key, &|_| Call::Reserve(terms), &[], Waits::For(terms.durability), None) {
+            Ok(begun) => Ok(Some(begun)),
+            Err(NotAppended::NoRoom) => Ok(None),
+            Err(NotAppended::Failed(error)) => Err(self.refused(error)),
+        }
+    }
+
+    /// Whether there is nothing to wait for: what the answer rests on survives what its level names already.
+    pub(crate) fn is_settled(&self, rests_on: Option<RestsOn>) -> bool {
+        !matches!(rests_on, Some(RestsOn { end_lsn, level: Durability::PowerLoss }) if end_lsn > self.commit.durable())
+    }
+
     /// [`Engine::begin_call`] on this thread.
     pub(crate) fn begin_call_here(&self, key: &Key, call: Call, given: &[u8]) -> Result<Begun, Error> {
         self.begin_here(key, &|_| call, given, self.waits(), None)

@@ -68,7 +68,7 @@ pub(super) struct Aftermath {
     pub(super) retries: Retries,
     /// There is something for who listens.
     pub(super) news: bool,
-    lapsed: Option<Event>,
+    lapsed: Option<Box<Event>>,
     /// The earliest moment at which something is due, if the step has set one.
     due_ms: Option<u64>,
 }
@@ -350,7 +350,7 @@ impl Engine {
         let hash = key.hash(&self.seed);
         let begun = self.step_in(shard, hash, &key, &|_| call, &[], Waits::ForNothing, None, after)?;
         if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, self.draining()) {
-            after.lapsed = Some(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt });
+            after.lapsed = Some(Box::new(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt }));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::engine::{Acted, Begun};
 use crate::error::Error;
-use crate::reservation::{Ending, InFlight, Interrupted, Mismatch, Question, Reservation, Response, TooOld};
+use crate::reservation::{Asked, Ending, InFlight, Interrupted, Mismatch, Question, Reservation, Response, TooOld};
 use crate::state::{Answer, State};
 use crate::wait::Caller;
 
@@ -196,6 +196,24 @@ impl Reserve {
         let answer = Self::of(question, begun.acted);
         question.engine.settle_here(begun.rests_on)?;
         Ok(answer.seen(question))
+    }
+
+    /// As [`Reserve::ask`], for a task. What seldom has to be waited for stands in boxes of its own, so that the future
+    /// is small: moving it about costs more than the rest.
+    pub(super) async fn ask_as_task(asked: Asked, wait_ms: u64) -> Result<Self, Error> {
+        let question = asked.question();
+        let begun = match wait_ms {
+            0 => question.engine.reserve_at_once(question.key, question.terms)?,
+            _ => None,
+        };
+        let Some(begun) = begun else {
+            return Box::pin(Self::ask(&question, wait_ms, Caller::Task)).await;
+        };
+        let answer = Self::of(&question, begun.acted);
+        if !question.engine.is_settled(begun.rests_on) {
+            Box::pin(question.engine.settle(begun.rests_on, Caller::Task)).await?;
+        }
+        Ok(answer.seen(&question))
     }
 
     /// The answer, once what it rests on is durable. Who is not there any more to be told it owns nothing.
