@@ -141,11 +141,7 @@ impl Store {
         fingerprint: Fingerprint,
         with: &ReserveOptions,
     ) -> impl Future<Output = Result<Reserve, Error>> + Send + use<> {
-        let asked = self.asked(key, fingerprint, with);
-        async move {
-            let (asked, wait_ms) = asked?;
-            Reserve::ask_as_task(asked, wait_ms).await
-        }
+        Reserve::ask_as_task(self.asked(key, fingerprint, with))
     }
 
     /// What a call asks, and how long it waits, in milliseconds.

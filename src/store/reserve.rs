@@ -200,8 +200,12 @@ impl Reserve {
 
     /// As [`Reserve::ask`], for a task. What seldom has to be waited for stands in boxes of its own, so that the future
     /// is small: moving it about costs more than the rest.
-    pub(super) async fn ask_as_task(asked: Asked, wait_ms: u64) -> Result<Self, Error> {
-        let question = asked.question();
+    pub(super) async fn ask_as_task(asked: Result<(Asked, u64), Error>) -> Result<Self, Error> {
+        // Borrowed, since what an async function takes apart it keeps twice.
+        let (question, wait_ms) = match &asked {
+            Ok((asked, wait_ms)) => (asked.question(), *wait_ms),
+            Err(error) => return Err(error.clone()),
+        };
         let begun = match wait_ms {
             0 => question.engine.reserve_at_once(question.key, question.terms)?,
             _ => None,
