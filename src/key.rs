@@ -9,8 +9,10 @@
 use std::error;
 use std::fmt;
 use std::hash::Hasher as _;
+use std::iter;
 use std::num::ParseIntError;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
@@ -46,8 +48,9 @@ const DEBUG_CONTEXT: &str = "keyonce 2026 debug digest v1";
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// The length of the scope in one byte, the scope, the id: what the key hash runs over, in one piece.
-    framed: Box<[u8]>,
+    /// The length of the scope in one byte, the scope, the id: what the key hash runs over, in one piece. Shared by the
+    /// clones, of which every guard and every future keeps one.
+    framed: Arc<[u8]>,
 }
 
 impl Key {
@@ -70,11 +73,8 @@ impl Key {
         if id.len() > ID_BYTES_MAX {
             return Err(InvalidKey::IdTooLong { bytes: id.len() });
         }
-        let mut framed = Vec::with_capacity(1 + scope.len() + id.len());
-        framed.push(scope_len);
-        framed.extend_from_slice(scope);
-        framed.extend_from_slice(id);
-        Ok(Self { framed: framed.into_boxed_slice() })
+        let framed = iter::once(&scope_len).chain(scope).chain(id);
+        Ok(Self { framed: framed.copied().collect() })
     }
 
     /// The scope, byte for byte as it was given.
