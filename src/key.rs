@@ -9,7 +9,6 @@
 use std::error;
 use std::fmt;
 use std::hash::Hasher as _;
-use std::iter;
 use std::num::ParseIntError;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -73,8 +72,13 @@ impl Key {
         if id.len() > ID_BYTES_MAX {
             return Err(InvalidKey::IdTooLong { bytes: id.len() });
         }
-        let framed = iter::once(&scope_len).chain(scope).chain(id);
-        Ok(Self { framed: framed.copied().collect() })
+        let mut framed = [0; 1 + SCOPE_BYTES_MAX + ID_BYTES_MAX];
+        let (head, tail) = framed.split_at_mut(1 + scope.len());
+        let (length, scope_part) = head.split_at_mut(1);
+        length.fill(scope_len);
+        scope_part.copy_from_slice(scope);
+        tail.split_at_mut(id.len()).0.copy_from_slice(id);
+        Ok(Self { framed: Arc::from(framed.split_at(1 + scope.len() + id.len()).0) })
     }
 
     /// The scope, byte for byte as it was given.
