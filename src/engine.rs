@@ -12,6 +12,7 @@ mod closing;
 mod listing;
 mod news;
 mod retries;
+mod shard;
 mod upkeep;
 mod waiting;
 
@@ -25,16 +26,14 @@ use crossbeam::utils::CachePadded;
 use crate::commit::Commit;
 use crate::error::Error;
 use crate::event::{Event, Listener};
-use crate::format::{Cause, Draft, StateKind, StateRecord};
+use crate::format::{Draft, StateKind};
 use crate::helper::{Counter, Helper, Timer};
-use crate::index::{self, Address, IndexShard};
 use crate::key::{HashSeed, Key};
 use crate::log::{Appended, Live, Log, NotAppended};
 use crate::options::{Checked, Durability};
 use crate::recovery::{self, Opened};
 use crate::retention::CHECKPOINT_BYTES_MAX;
-use crate::segment::Life;
-use crate::state::{self, Answer, Call, Carry, Decision, Guard, Owned, State, Write};
+use crate::state::{self, Answer, Call, Carry, Decision, Guard, Lease, State, Terms, Write};
 use crate::stats::{FreshKeys, Health, OpenReport, Stats};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::wait::Turn;
@@ -43,6 +42,7 @@ pub use self::closing::CloseReport;
 use self::closing::Closing;
 pub(crate) use self::listing::{Listed, Listing, Wanted};
 use self::news::News;
+use self::shard::{Before, Held, Latest, Look, Shard};
 use self::waiting::{Aftermath, Place, Waiter};
 
 /// Shards of the index. A power of two; two under the model checker, where every lock is a choice to explore.
@@ -91,62 +91,12 @@ pub(crate) struct Engine {
     on_clock_move: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
-/// The part of the store under one lock.
-struct Shard {
-    index: IndexShard,
-    /// By token: reservations that a guard of this process holds, or whose key somebody waits for. Nothing else is kept
-    /// per key.
-    held: HashMap<u64, Held>,
-    /// Buffer for the record that is being appended.
-    draft: Draft,
-    counts: Stats,
-}
-
-#[derive(Default)]
-struct Held {
-    guard: Option<Guard>,
-    /// The log says that its lease has lapsed.
-    lapse_told: bool,
-    /// It was handed over to a waiter that has not yet taken it: no work can have begun.
-    unseen: bool,
-    /// Where the latest record of a guarded reservation stands.
-    address: Option<Address>,
-    /// Who waits for the key, in the order of their coming.
-    places: Vec<Place>,
-}
-
 /// The last act of a guard that was dropped, for which there was no room.
 struct Unsaid {
     key: Key,
     token: u64,
     guard_id: u64,
     call: Call,
-}
-
-/// A key as it was found, in the segments that were alive then.
-struct Look<'a> {
-    state: State,
-    /// `None`: the log holds no record of the key.
-    latest: Option<Latest<'a>>,
-    guard: Option<Guard>,
-}
-
-/// The latest record of a key.
-struct Latest<'a> {
-    found: index::Found,
-    life: &'a Arc<Life>,
-    record: StateRecord<'a>,
-    /// Its length.
-    bytes: u64,
-    end_lsn: u64,
-}
-
-/// What a new record of the key takes the place of.
-struct Before {
-    token: Option<u64>,
-    found: Option<index::Found>,
-    /// The segment of the latest record, if that is unfinished, and its length in bytes.
-    unfinished_in: Option<(Arc<Life>, u64)>,
 }
 
 /// What a call came to.
@@ -176,6 +126,58 @@ pub(crate) struct Begun {
 pub(crate) struct RestsOn {
     end_lsn: u64,
     level: Durability,
+}
+
+/// A call, before it is known how the key stands.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// Whatever guard there is.
+    Call(Call),
+    /// By this guard: once it has ended, the act is superseded.
+    OfGuard { guard_id: u64, call: Call },
+    /// Going on with a detached reservation, which one does at a time.
+    Reattach { token: u64, lease: Lease },
+}
+
+impl Act {
+    fn call(&self, guard: Option<Guard>) -> Call {
+        match (*self, guard) {
+            (Self::Call(call), _) => call,
+            (Self::OfGuard { guard_id, call }, Some(guard)) if guard.id == guard_id => call,
+            (Self::OfGuard { .. }, Some(_) | None) => Call::Release { token: 0 },
+            (Self::Reattach { token, lease }, guard) => Call::Reattach { token, lease, guard_lives: guard.is_some() },
+        }
+    }
+}
+
+/// What a step is to do.
+#[derive(Clone, Copy, Debug)]
+struct Step<'a> {
+    act: Act,
+    /// The bytes that its record is to carry.
+    given: &'a [u8],
+    waits: Waits,
+    /// Who takes a place in the list where the key is in flight.
+    waiter: Option<&'a Arc<Waiter>>,
+}
+
+impl<'a> Step<'a> {
+    /// A step that carries nothing, whose answer waits, and whose caller does not.
+    fn new(act: Act, waits: Waits) -> Self {
+        Self { act, given: &[], waits, waiter: None }
+    }
+
+    fn reserve(terms: Terms) -> Self {
+        Self::new(Act::Call(Call::Reserve(terms)), Waits::For(terms.durability))
+    }
+
+    fn carrying(self, given: &'a [u8]) -> Self {
+        Self { given, ..self }
+    }
+
+    fn waiting_as(self, waiter: &'a Arc<Waiter>) -> Self {
+        Self { waiter: Some(waiter), ..self }
+    }
 }
 
 /// What the answer to a call waits for.
@@ -309,44 +311,33 @@ impl Engine {
     }
 
     /// One step of a call: looks, decides, appends, publishes, under the lock of the key's shard.
-    fn step(
-        &self,
-        key: &Key,
-        call: &dyn Fn(Option<Guard>) -> Call,
-        given: &[u8],
-        waits: Waits,
-        waiter: Option<&Arc<Waiter>>,
-    ) -> Result<Begun, NotAppended> {
+    fn step(&self, key: &Key, step: &Step<'_>) -> Result<Begun, NotAppended> {
         let hash = key.hash(&self.seed);
         let mut after = Aftermath::default();
         let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
-        let begun = self.step_in(&mut shard, hash, key, call, given, waits, waiter, &mut after);
+        let begun = self.step_in(&mut shard, hash, key, step, &mut after);
         drop(shard);
         self.see_to(after);
         begun
     }
 
     /// [`Engine::step`], for who holds the shard's lock.
-    #[expect(clippy::too_many_arguments, reason = "a call, where it is made, and where its consequences go")]
     fn step_in(
         &self,
         shard: &mut Shard,
         hash: u64,
         key: &Key,
-        call: &dyn Fn(Option<Guard>) -> Call,
-        given: &[u8],
-        waits: Waits,
-        waiter: Option<&Arc<Waiter>>,
+        step: &Step<'_>,
         after: &mut Aftermath,
     ) -> Result<Begun, NotAppended> {
         let now_ms = self.now_ms();
         let live = self.log.live().read();
         let look = self.look(&live, shard, hash, key, now_ms)?;
-        let call = call(look.guard);
+        let call = step.act.call(look.guard);
         let Decision { answer, write } = state::decide(&look.state, &call, now_ms);
         let Some(write) = write else {
-            return Ok(shard.answer_as_found(&look, &call, answer, now_ms, waits, waiter, after));
+            return Ok(shard.answer_as_found(&look, &call, answer, now_ms, step, after));
         };
         let payload = match write.carry {
             Carry::Nothing | Carry::Given => Arc::default(),
@@ -358,7 +349,7 @@ impl Engine {
         let (is_new, age_ms) = (look.state == State::Absent, look.age_of_duplicate(&call, now_ms));
         // An append may begin a segment, for which nobody may be reading the table of them.
         drop(live);
-        let carried = if write.carry == Carry::Given { given } else { &payload };
+        let carried = if write.carry == Carry::Given { step.given } else { &payload };
         if call.makes_an_owner().is_some() && self.draining.load(Ordering::Acquire) {
             return Err(Error::closed().into());
         }
@@ -498,155 +489,5 @@ impl Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("log", &self.log).field("commit", &self.commit).finish_non_exhaustive()
-    }
-}
-
-impl Shard {
-    /// The answer to a call that writes nothing. A renewal moves the lease in memory; who waits takes its place.
-    #[expect(clippy::too_many_arguments, reason = "a call, what was found, and where its consequences go")]
-    fn answer_as_found(
-        &mut self,
-        look: &Look<'_>,
-        call: &Call,
-        answer: Answer,
-        now_ms: u64,
-        waits: Waits,
-        waiter: Option<&Arc<Waiter>>,
-        after: &mut Aftermath,
-    ) -> Begun {
-        if let (Answer::Done, Call::Renew { token, lease_ms }) = (answer, *call) {
-            self.renew(token, now_ms.saturating_add(lease_ms), after);
-        }
-        let listed = match (answer, waiter) {
-            (Answer::InFlight, Some(waiter)) => self.list(&look.state, waiter, after),
-            (_, Some(_) | None) => false,
-        };
-        if !listed {
-            self.count(answer, None);
-            self.note_duplicate(look.age_of_duplicate(call, now_ms), &mut after.retries);
-        }
-        let payload = match answer {
-            Answer::Replay | Answer::Interrupted | Answer::InFlight if !listed => look.payload(),
-            Answer::Replay
-            | Answer::Interrupted
-            | Answer::InFlight
-            | Answer::Fresh
-            | Answer::Mismatch
-            | Answer::TooOld
-            | Answer::Done
-            | Answer::Superseded => Arc::default(),
-        };
-        let rests_on = match waits {
-            Waits::For(level) if !listed => look.rests_on(level),
-            Waits::For(_) | Waits::ForNothing => None,
-        };
-        Begun { acted: Acted { answer, state: look.state, payload, guard_id: None, lease_end_before_ms: 0 }, rests_on }
-    }
-
-    fn renew(&mut self, token: u64, lease_end_ms: u64, after: &mut Aftermath) {
-        if let Some(held) = self.held.get_mut(&token)
-            && let Some(guard) = held.guard.as_mut()
-        {
-            guard.lease_end_ms = lease_end_ms;
-            held.lapse_told = false;
-            after.due_at(guard.lapses_ms());
-        }
-    }
-
-    /// Makes `held` say who owns the key once the record of `call` is published. Gives the new guard's number, and who
-    /// waited for the reservation that was the latest until then.
-    fn move_guard(
-        &mut self,
-        call: &Call,
-        before: Option<u64>,
-        state: &State,
-        appended: &Appended,
-        now_ms: u64,
-        after: &mut Aftermath,
-    ) -> (Option<u64>, Vec<Place>) {
-        let mut held = before.and_then(|before| self.held.remove(&before)).unwrap_or_default();
-        let places = std::mem::take(&mut held.places);
-        let lapsed = matches!(call, Call::Interrupt { cause: Cause::LeaseLapsed, .. });
-        let guard_id = match (state, call.makes_an_owner()) {
-            (State::InFlight(Owned { token, .. }), Some(lease)) => {
-                let guard = Guard::new(appended.lsn, lease, now_ms);
-                after.due_at(guard.lapses_ms());
-                let held = Held { guard: Some(guard), address: Some(appended.address), ..Held::default() };
-                self.held.insert(*token, held);
-                Some(appended.lsn)
-            }
-            // The owner goes on, or may still be at work.
-            (State::InFlight(Owned { token, detached: false, .. }), None)
-            | (State::Interrupted(Owned { token, .. }, _), None)
-                if held.guard.is_some() && (lapsed || matches!(state, State::InFlight(_))) =>
-            {
-                held.address = Some(appended.address);
-                held.lapse_told = lapsed;
-                self.held.insert(*token, held);
-                if let State::InFlight(owned) = state {
-                    self.renew(*token, owned.lease_end_ms, after);
-                }
-                None
-            }
-            (State::Absent | State::InFlight(_) | State::Interrupted(..) | State::Done(_), _) => None,
-        };
-        (guard_id, places)
-    }
-
-    fn count(&mut self, answer: Answer, write: Option<&Write>) {
-        let counts = &mut self.counts;
-        match answer {
-            Answer::Fresh => counts.fresh += 1,
-            Answer::Replay => counts.replays += 1,
-            Answer::InFlight => counts.in_flight += 1,
-            Answer::Interrupted => counts.interrupted += 1,
-            Answer::Mismatch => counts.mismatches += 1,
-            Answer::TooOld => counts.too_old += 1,
-            Answer::Superseded => counts.superseded += 1,
-            Answer::Done => match write.map(|write| write.kind) {
-                Some(StateKind::Done) => counts.completed += 1,
-                Some(StateKind::Released) => counts.released += 1,
-                Some(StateKind::Reserved | StateKind::Interrupted | StateKind::Forgotten) | None => {}
-            },
-        }
-    }
-}
-
-impl Latest<'_> {
-    fn is_unfinished(&self) -> bool {
-        matches!(self.record.kind, StateKind::Reserved | StateKind::Interrupted)
-    }
-}
-
-impl Look<'_> {
-    /// A copy of what the latest record carries.
-    fn payload(&self) -> Arc<[u8]> {
-        self.latest.as_ref().map_or_else(Arc::default, |latest| Arc::from(latest.record.payload))
-    }
-
-    /// What an answer of this level rests on: the end of the record, and the higher of the two levels.
-    fn rests_on(&self, level: Durability) -> Option<RestsOn> {
-        let rests_on =
-            |latest: &Latest<'_>| RestsOn { end_lsn: latest.end_lsn, level: latest.record.durability.stronger(level) };
-        self.latest.as_ref().map(rests_on)
-    }
-
-    /// Whether the key was forgotten before anybody found out how its last attempt had ended.
-    fn expired_unresolved(&self) -> bool {
-        self.state == State::Absent && self.latest.as_ref().is_some_and(Latest::is_unfinished)
-    }
-
-    fn before(&self) -> Before {
-        let unfinished = |latest: &&Latest<'_>| latest.is_unfinished();
-        Before {
-            // Also of a key that reads as absent since its retention ended: somebody may wait for the end of a hold.
-            token: self.latest.as_ref().map(|latest| latest.record.token),
-            found: self.latest.as_ref().map(|latest| latest.found),
-            unfinished_in: self
-                .latest
-                .as_ref()
-                .filter(unfinished)
-                .map(|latest| (Arc::clone(latest.life), latest.bytes)),
-        }
     }
 }

@@ -9,12 +9,12 @@
 
 use std::sync::Arc;
 
-use super::{Acted, Begun, Engine, RestsOn, Unsaid, Waiter, Waits};
+use super::{Act, Acted, Begun, Engine, RestsOn, Step, Unsaid, Waits};
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::log::NotAppended;
 use crate::options::Durability;
-use crate::state::{Answer, Call, Guard, Lease, State, Terms};
+use crate::state::{Answer, Call, Lease, State, Terms};
 use crate::wait::Caller;
 
 impl Engine {
@@ -27,11 +27,8 @@ impl Engine {
         given: &[u8],
         caller: Caller,
     ) -> Result<Acted, Error> {
-        let guarded = |guard: Option<Guard>| match guard {
-            Some(guard) if guard.id == guard_id => call,
-            Some(_) | None => Call::Release { token: 0 },
-        };
-        let begun = self.begin(key, &guarded, given, self.waits(), None, caller).await?;
+        let act = Act::OfGuard { guard_id, call };
+        let begun = self.begin(key, Step::new(act, self.waits()).carrying(given), caller).await?;
         self.settled(begun, caller).await
     }
 
@@ -44,24 +41,19 @@ impl Engine {
 
     /// The first half of [`Engine::call`].
     pub(crate) async fn begin_call(&self, key: &Key, call: Call, given: &[u8], caller: Caller) -> Result<Begun, Error> {
-        self.begin(key, &|_| call, given, self.waits(), None, caller).await
+        self.begin(key, Step::new(Act::Call(call), self.waits()).carrying(given), caller).await
     }
 
     /// Goes on with a detached reservation.
     pub(crate) async fn reattach(&self, key: &Key, token: u64, lease: Lease, caller: Caller) -> Result<Begun, Error> {
-        let call = |guard: Option<Guard>| Call::Reattach { token, lease, guard_lives: guard.is_some() };
-        self.begin(key, &call, &[], self.waits(), None, caller).await
+        self.begin(key, Step::new(Act::Reattach { token, lease }, self.waits()), caller).await
     }
 
     /// The act of a guard that is dropped, if it is the one that holds the key: it waits for nothing, and what cannot be
     /// said now is said later. Where nothing can be written, the guard ends without a word, and the key reads as
     /// interrupted.
     pub(crate) fn drop_guard(&self, key: &Key, token: u64, guard_id: u64, call: Call) {
-        let guarded = |guard: Option<Guard>| match guard {
-            Some(guard) if guard.id == guard_id => call,
-            Some(_) | None => Call::Release { token: 0 },
-        };
-        match self.step(key, &guarded, &[], Waits::ForNothing, None) {
+        match self.step(key, &Step::new(Act::OfGuard { guard_id, call }, Waits::ForNothing)) {
             Ok(_) => {}
             Err(NotAppended::Failed(_)) => self.let_go(key, token, guard_id),
             Err(NotAppended::NoRoom) => {
@@ -130,64 +122,48 @@ impl Engine {
     }
 
     /// Takes the step of a call, as soon as there is room for it.
-    pub(super) async fn begin(
-        &self,
-        key: &Key,
-        call: &(dyn Fn(Option<Guard>) -> Call + Sync),
-        given: &[u8],
-        waits: Waits,
-        waiter: Option<&Arc<Waiter>>,
-        caller: Caller,
-    ) -> Result<Begun, Error> {
+    pub(super) async fn begin(&self, key: &Key, step: Step<'_>, caller: Caller) -> Result<Begun, Error> {
         if caller == Caller::Thread {
-            return self.begin_here(key, call, given, waits, waiter);
+            return self.begin_here(key, step);
         }
         loop {
-            match self.step(key, call, given, waits, waiter) {
-                Ok(begun) => return Ok(begun),
-                Err(NotAppended::NoRoom) => {
-                    let order = self.room.order();
-                    self.housekeeping_is_due();
-                    order.bell.rung(caller, None).await;
-                    order.outcome()?;
-                }
-                Err(NotAppended::Failed(error)) => return Err(self.refused(error)),
+            if let Some(begun) = self.begin_at_once(key, step)? {
+                return Ok(begun);
             }
+            let order = self.room.order();
+            self.housekeeping_is_due();
+            order.bell.rung(caller, None).await;
+            order.outcome()?;
         }
     }
 
     /// [`Engine::begin`] on this thread.
-    fn begin_here(
-        &self,
-        key: &Key,
-        call: &dyn Fn(Option<Guard>) -> Call,
-        given: &[u8],
-        waits: Waits,
-        waiter: Option<&Arc<Waiter>>,
-    ) -> Result<Begun, Error> {
+    fn begin_here(&self, key: &Key, step: Step<'_>) -> Result<Begun, Error> {
         loop {
-            match self.step(key, call, given, waits, waiter) {
-                Ok(begun) => return Ok(begun),
-                Err(NotAppended::NoRoom) => {
-                    self.log.prepare_successor(&self.commit).map_err(|error| self.refused(error))?;
-                }
-                Err(NotAppended::Failed(error)) => return Err(self.refused(error)),
+            if let Some(begun) = self.begin_at_once(key, step)? {
+                return Ok(begun);
             }
+            self.log.prepare_successor(&self.commit).map_err(|error| self.refused(error))?;
+        }
+    }
+
+    /// [`Engine::begin`] without waiting; `None` when there is no room.
+    fn begin_at_once(&self, key: &Key, step: Step<'_>) -> Result<Option<Begun>, Error> {
+        match self.step(key, &step) {
+            Ok(begun) => Ok(Some(begun)),
+            Err(NotAppended::NoRoom) => Ok(None),
+            Err(NotAppended::Failed(error)) => Err(self.refused(error)),
         }
     }
 
     /// Reserves a key, or says what is known of it, on this thread and without waiting for who may own it.
     pub(crate) fn reserve_here(&self, key: &Key, terms: Terms) -> Result<Begun, Error> {
-        self.begin_here(key, &|_| Call::Reserve(terms), &[], Waits::For(terms.durability), None)
+        self.begin_here(key, Step::reserve(terms))
     }
 
     /// [`Engine::reserve_here`] for a task; `None` when it would have to wait for room.
     pub(crate) fn reserve_at_once(&self, key: &Key, terms: Terms) -> Result<Option<Begun>, Error> {
-        match self.step(key, &|_| Call::Reserve(terms), &[], Waits::For(terms.durability), None) {
-            Ok(begun) => Ok(Some(begun)),
-            Err(NotAppended::NoRoom) => Ok(None),
-            Err(NotAppended::Failed(error)) => Err(self.refused(error)),
-        }
+        self.begin_at_once(key, Step::reserve(terms))
     }
 
     /// Whether there is nothing to wait for: what the answer rests on survives what its level names already.
@@ -197,7 +173,7 @@ impl Engine {
 
     /// [`Engine::begin_call`] on this thread.
     pub(crate) fn begin_call_here(&self, key: &Key, call: Call, given: &[u8]) -> Result<Begun, Error> {
-        self.begin_here(key, &|_| call, given, self.waits(), None)
+        self.begin_here(key, Step::new(Act::Call(call), self.waits()).carrying(given))
     }
 
     /// A full disk may have room once what is past its use is given up.

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::retries::Retries;
-use super::{Acted, Begun, Engine, Shard, Waits};
+use super::{Act, Acted, Begun, Engine, Shard, Step, Waits};
 use crate::error::Error;
 use crate::event::Event;
 use crate::format::Cause;
@@ -183,13 +183,12 @@ impl Drop for Waiting<'_> {
 impl Engine {
     /// Reserves a key, or says what is known of it; waits at most `wait_ms` while it is in flight.
     pub(crate) async fn reserve(&self, key: &Key, terms: Terms, wait_ms: u64, caller: Caller) -> Result<Begun, Error> {
-        let call = |_| Call::Reserve(terms);
-        let waits = Waits::For(terms.durability);
+        let step = Step::reserve(terms);
         let deadline_ms = if wait_ms == 0 { 0 } else { self.now_ms().saturating_add(wait_ms) };
         while wait_ms > 0 && self.now_ms() < deadline_ms {
             let waiter = Waiter { bell: Bell::new(), terms, deadline_ms, standing: Mutex::new(Standing::Looks) };
             let waiting = Waiting { engine: self, key, waiter: Arc::new(waiter) };
-            let begun = self.begin(key, &call, &[], waits, Some(&waiting.waiter), caller).await?;
+            let begun = self.begin(key, step.waiting_as(&waiting.waiter), caller).await?;
             if begun.acted.answer != Answer::InFlight {
                 return Ok(begun);
             }
@@ -199,7 +198,7 @@ impl Engine {
                 return Ok(begun);
             }
         }
-        self.begin(key, &call, &[], waits, None, caller).await
+        self.begin(key, step, caller).await
     }
 
     /// Decides anew for those who waited for the key, now that it is in `state`.
@@ -241,8 +240,7 @@ impl Engine {
         terms: Terms,
         after: &mut Aftermath,
     ) -> Result<Begun, NotAppended> {
-        let call = |_| Call::Reserve(terms);
-        let begun = self.step_in(shard, hash, key, &call, &[], Waits::For(terms.durability), None, after)?;
+        let begun = self.step_in(shard, hash, key, &Step::reserve(terms), after)?;
         if let Some(held) = begun.acted.state.token().and_then(|token| shard.held.get_mut(&token)) {
             held.unseen = true;
             held.guard = held.guard.map(Guard::not_held);
@@ -348,7 +346,7 @@ impl Engine {
         let (record, _) = life.state_record(address.offset)?;
         let key = Key::new(record.scope, record.id).map_err(Error::from)?;
         let hash = key.hash(&self.seed);
-        let begun = self.step_in(shard, hash, &key, &|_| call, &[], Waits::ForNothing, None, after)?;
+        let begun = self.step_in(shard, hash, &key, &Step::new(Act::Call(call), Waits::ForNothing), after)?;
         if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, self.draining()) {
             after.lapsed = Some(Box::new(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt }));
         }
