@@ -239,16 +239,50 @@ impl Policy {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Reserve(Terms),
-    Complete { token: u64, body_kept: bool },
-    SaveCheckpoint { token: u64, lease_ms: u64 },
-    Renew { token: u64, lease_ms: u64 },
-    Detach { token: u64, lease_ms: u64 },
-    Release { token: u64 },
-    Interrupt { token: u64, cause: Cause },
-    Reattach { token: u64, lease: Lease, guard_lives: bool },
-    TakeOver { token: u64, lease: Lease, durability: Durability },
-    Resolve { token: u64, body_kept: bool },
-    ReleaseInterrupted { token: u64 },
+    Complete {
+        token: u64,
+        body_kept: bool,
+    },
+    SaveCheckpoint {
+        token: u64,
+        lease_ms: u64,
+    },
+    Renew {
+        token: u64,
+        lease_ms: u64,
+    },
+    Detach {
+        token: u64,
+        lease_ms: u64,
+    },
+    Release {
+        token: u64,
+    },
+    Interrupt {
+        token: u64,
+        cause: Cause,
+    },
+    /// The lease of a guard that lives on has lapsed.
+    Lapse {
+        token: u64,
+    },
+    Reattach {
+        token: u64,
+        lease: Lease,
+        guard_lives: bool,
+    },
+    TakeOver {
+        token: u64,
+        lease: Lease,
+        durability: Durability,
+    },
+    Resolve {
+        token: u64,
+        body_kept: bool,
+    },
+    ReleaseInterrupted {
+        token: u64,
+    },
     Forget,
 }
 
@@ -264,6 +298,7 @@ impl Call {
             | Self::Detach { .. }
             | Self::Release { .. }
             | Self::Interrupt { .. }
+            | Self::Lapse { .. }
             | Self::Resolve { .. }
             | Self::ReleaseInterrupted { .. }
             | Self::Forget => None,
@@ -404,7 +439,7 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
         },
         Call::Release { token } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) if owned.attempt > 1 => {
-                interrupted(owned, Cause::Dropped, now_ms)
+                interrupted(owned, Cause::Dropped, now_ms, now_ms)
             }
             Standing::Running(owned) | Standing::Stopped(owned) => gone(StateKind::Released, owned, now_ms),
             Standing::Superseded => Decision::only(Answer::Superseded),
@@ -412,11 +447,17 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
         Call::Interrupt { token, cause } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) => {
                 let since_ms = match cause {
-                    // Also when that is said late.
                     Cause::LeaseLapsed => owned.lease_end_ms.min(now_ms),
                     Cause::Crash | Cause::Dropped => now_ms,
                 };
-                interrupted(owned, cause, since_ms)
+                interrupted(owned, cause, since_ms, now_ms)
+            }
+            Standing::Superseded => Decision::only(Answer::Superseded),
+        },
+        // The guard keeps the key for as long as it lives; so it is the same whether this is said late.
+        Call::Lapse { token } => match standing(state, token) {
+            Standing::Running(owned) | Standing::Stopped(owned) => {
+                interrupted(owned, Cause::LeaseLapsed, owned.lease_end_ms, owned.lease_end_ms)
             }
             Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -563,8 +604,10 @@ fn done(owned: &Owned, body_kept: bool, now_ms: u64) -> Decision {
     )
 }
 
-fn interrupted(owned: &Owned, cause: Cause, since_ms: u64) -> Decision {
-    let kept_until_ms = owned.lease_end_ms.max(since_ms).saturating_add(owned.retention_ms);
+/// An Interrupted record, which keeps the key for a retention from `kept_from_ms`: the moment at which nothing else
+/// keeps it any more.
+fn interrupted(owned: &Owned, cause: Cause, since_ms: u64, kept_from_ms: u64) -> Decision {
+    let kept_until_ms = owned.lease_end_ms.max(kept_from_ms).saturating_add(owned.retention_ms);
     let owned = Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), detached: false, ..*owned };
     Decision::write(
         Answer::Done,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Acted, Aftermath, Begun, Place, RestsOn, Step, Waits};
-use crate::format::{Cause, Draft, StateKind, StateRecord};
+use crate::format::{Draft, StateKind, StateRecord};
 use crate::index::{self, Address, IndexShard};
 use crate::log::Appended;
 use crate::options::Durability;
@@ -125,7 +125,7 @@ impl Shard {
     ) -> (Option<u64>, Vec<Place>) {
         let mut held = before.and_then(|before| self.held.remove(&before)).unwrap_or_default();
         let places = std::mem::take(&mut held.places);
-        let lapsed = matches!(call, Call::Interrupt { cause: Cause::LeaseLapsed, .. });
+        let lapsed = matches!(call, Call::Lapse { .. });
         let guard_id = match (state, call.makes_an_owner()) {
             (State::InFlight(Owned { token, .. }), Some(lease)) => {
                 let guard = Guard::new(appended.lsn, lease, now_ms);

@@ -334,10 +334,14 @@ impl Engine {
 
     fn end_lease_in(&self, shard: &mut Shard, token: u64, after: &mut Aftermath) -> Result<(), NotAppended> {
         let Some(held) = shard.held.get_mut(&token) else { return Ok(()) };
-        let over = |guard: &Guard| self.draining() || guard.lapses_ms() <= self.now_ms();
+        let closed = self.refuse_closed().is_err();
+        let over = |guard: &Guard| closed || guard.lapses_ms() <= self.now_ms();
         let (Some(address), true) = (held.address, held.guard.as_ref().is_some_and(over)) else { return Ok(()) };
-        let call =
-            if held.unseen { Call::Release { token } } else { Call::Interrupt { token, cause: Cause::LeaseLapsed } };
+        let call = match (held.unseen, closed) {
+            (true, _) => Call::Release { token },
+            (false, true) => Call::Interrupt { token, cause: Cause::LeaseLapsed },
+            (false, false) => Call::Lapse { token },
+        };
         // Told or not: this is not tried again and again.
         held.lapse_told = true;
         let live = self.log.live().read();
@@ -347,7 +351,7 @@ impl Engine {
         let key = Key::new(record.scope, record.id).map_err(Error::from)?;
         let hash = key.hash(&self.seed);
         let begun = self.step_in(shard, hash, &key, &Step::new(Act::Call(call), Waits::ForNothing), after)?;
-        if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, self.draining()) {
+        if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, closed) {
             after.lapsed = Some(Box::new(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt }));
         }
         Ok(())

@@ -96,6 +96,7 @@ fn every_cell_of_the_table() {
             Call::Detach { token, lease_ms: 100 },
             Call::Release { token },
             Call::Interrupt { token, cause: Cause::Dropped },
+            Call::Lapse { token },
             Call::Reattach { token, lease: LEASE, guard_lives: false },
             Call::TakeOver { token, lease: LEASE, durability: Durability::PowerLoss },
             Call::Resolve { token, body_kept: true },
@@ -109,6 +110,7 @@ fn every_cell_of_the_table() {
         [GONE, says(Answer::Done), does(Reserved), GONE],
         [GONE, does(Reserved), does(Reserved), GONE],
         [GONE, does(Released), does(Released), GONE],
+        [GONE, does(Interrupted), does(Interrupted), GONE],
         [GONE, does(Interrupted), does(Interrupted), GONE],
         [GONE, GONE, GONE, GONE],
         [GONE, GONE, fresh, GONE],
@@ -144,7 +146,7 @@ fn every_cell_of_the_table() {
             cells += 1;
         }
     }
-    assert_eq!(cells, 47 * 4);
+    assert_eq!(cells, 50 * 4);
 }
 
 #[test]

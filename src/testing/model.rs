@@ -520,9 +520,10 @@ impl Model {
         self.stop_under(key, work, cause, since_ms, None);
     }
 
-    /// The key is interrupted. It is kept a retention longer than anybody may have worked on it.
+    /// The key is interrupted. It is kept a retention longer than anybody may have worked on it, or held it.
     fn stop_under(&mut self, key: &Key, work: Work, cause: Cause, since_ms: u64, guard: Option<Guard>) {
-        let worked_until_ms = work.lease_end_ms.max(since_ms);
+        let held_until_ms = if guard.is_some() { since_ms } else { self.now_ms };
+        let worked_until_ms = work.lease_end_ms.max(held_until_ms);
         let kept_until_ms = work.kept_until_ms.max(worked_until_ms.saturating_add(work.retention_ms));
         self.write(key, Record::Stopped(Work { kept_until_ms, detached: false, ..work }, cause, since_ms), guard);
     }

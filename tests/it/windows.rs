@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
 use keyonce::{
-    Cause, Completion, Durability, ErrorKind, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions,
+    Cause, Clock, Completion, Durability, ErrorKind, Fingerprint, Key, Options, Reservation, Reserve, ReserveOptions,
     Retention, Store,
 };
 
@@ -436,6 +436,28 @@ fn a_reservation_that_outlives_a_poisoned_store_in_its_process_has_lapsed_and_no
         let store = testing::open(disk, options(&clock), 2).unwrap();
         let Reserve::Interrupted(found) = store.reserve(&key("held"), request()).unwrap() else { panic!() };
         assert_eq!((found.token, found.cause()), (token, cause));
+    }
+    drop(held);
+}
+
+/// A guard keeps its key for as long as it lives, and the lapse of its lease was told long ago: the close that ends it
+/// keeps the key for a retention more, as if it were interrupted then.
+#[test]
+fn a_key_whose_guard_outlived_its_lease_is_kept_for_a_retention_after_the_close() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let window = Duration::from_secs(60);
+    let open = |seed| {
+        let options = options(&clock).retention(Retention::new(window, 10.0)).lease(Duration::from_secs(1));
+        testing::open(disk.clone(), options, seed).unwrap()
+    };
+    let store = open(1);
+    let held = fresh(&store, "held");
+    clock.advance(Duration::from_secs(1));
+    clock.advance(10 * window);
+    assert_eq!(store.close(Duration::ZERO).unwrap().unfinished, 1);
+    for (later, known) in [(window - Duration::from_millis(1), true), (Duration::from_millis(1), false)] {
+        clock.advance(later);
+        assert_eq!(open(clock.boot_ms()).peek(&key("held")).unwrap().is_some(), known);
     }
     drop(held);
 }
