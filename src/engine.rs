@@ -65,8 +65,6 @@ pub(crate) struct Engine {
     draining: AtomicBool,
     /// Oldest live number at which every shard was last swept.
     swept_at: AtomicU64,
-    /// The LSN behind the last copy that was carried forward. Relaxed: who keeps house writes and reads it, in turn.
-    carried_end: AtomicU64,
     closing: Mutex<Closing>,
     /// One caller closes at a time; a second one waits and is told what the first did.
     turn_to_close: Turn,
@@ -219,7 +217,6 @@ impl Engine {
             report: opened.report,
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            carried_end: AtomicU64::new(0),
             closing: Mutex::new(Closing { lock: Some(lock), ..Closing::default() }),
             turn_to_close: Turn::new(),
             turn_to_keep_house: Turn::new(),
@@ -405,7 +402,7 @@ impl Engine {
         }
         shard.index.publish(hash, self.log.oldest_live(), before.found, appended.address);
         if let Some((life, bytes)) = &before.unfinished_in {
-            life.note_superseded(*bytes);
+            life.note_superseded(*bytes, appended.end);
         }
         let unfinished = matches!(write.kind, StateKind::Reserved | StateKind::Interrupted);
         let live = self.log.live().read();

@@ -27,8 +27,9 @@ const HOUR_MS: u64 = 60 * MINUTE_MS;
 /// What happened to a store, as it tells whoever listens.
 ///
 /// Set [`Options::on_event`](crate::Options::on_event) to listen. The callback runs on the thread that noticed, one of
-/// the service's or the store's own, with nothing locked, so it may call the store; it should be quick, since somebody
-/// may be waiting for that thread. If it panics, the panic ends there. What must be rare is told at most once in the
+/// the service's or the store's own, with nothing locked, so it may call the store, though not wait there for an
+/// `_async` call, which the same thread may have to serve; it should be quick, since somebody may be waiting for that
+/// thread. If it panics, the panic ends there. What must be rare is told at most once in the
 /// time that is given below, in store time. Counts run since the opening, so what was held back is in the next event,
 /// and in [`Stats`](crate::Stats).
 ///
@@ -114,10 +115,11 @@ pub enum Event {
     /// What to do: stop taking work, close the store, have the disk looked at, open again. What was acknowledged is
     /// safe; what was being written gets its verdict when the store is opened.
     Poisoned(Error),
-    /// A reservation was refused because there is no room. Told at most once a minute.
+    /// There is no room: a call was refused, or the next segment could not be made ready ahead of need. Told at most once
+    /// a minute.
     ///
-    /// What to do: free disk space, or plan for more keys. Until then new keys are refused; what was reserved can still
-    /// be completed.
+    /// What to do: free disk space, or plan for more keys. Until then what needs a new segment is refused, completions
+    /// too: their guards come back, and nothing is lost.
     Full {
         /// When trying again may help.
         retry_after: Duration,

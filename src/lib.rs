@@ -17,7 +17,7 @@
 //!
 //! match store.reserve(&key, request)? {
 //!     Reserve::Fresh(reservation) => {
-//!         // Charge the card here, and pass on `reservation.attempt_view().downstream_key("charge")`.
+//!         // Charge the card here, and pass on `reservation.downstream_key("charge")`.
 //!         let _ = reservation.complete(b"charged 9.99 EUR")?;
 //!     }
 //!     Reserve::Replay(response) => println!("done before: {:?}", response.body()),
@@ -64,9 +64,17 @@
 //!
 //! # Tasks
 //!
-//! Every call that may wait has a twin that ends in `_async`. It returns a future that is `Send + 'static`, runs on any
-//! executor, blocks no thread, and may be dropped at any time: before the work has begun, nothing is left behind; after
-//! that the key is interrupted, as it is when a guard is dropped, or its response stored.
+//! Every call on a key has a twin that ends in `_async`. It returns a future that is `Send + 'static` (with work of your
+//! own in it: if that is), runs on any executor, blocks no thread, and may be dropped at any time: before the work has
+//! begun, nothing is left behind; after that the key is interrupted, as it is when a guard is dropped, or its response
+//! stored. Opening a store, going through a list of keys and dropping the last handle block: do these on a thread that
+//! may, and [`Store::close_async`] first.
+//!
+//! # Threads
+//!
+//! A store has three threads of its own: `keyonce-helper` makes segments ready and gives old ones up, `keyonce-sync`
+//! syncs for tasks and in the background, `keyonce-timer` sleeps until a lease or a wait ends. They are gone when the
+//! store is closed.
 //!
 //! ```
 //! use std::time::Duration;

@@ -347,14 +347,17 @@ impl Log {
     /// `Full` or `Io`; to be tried again.
     pub(crate) fn prepare_successor(&self, commit: &Commit) -> Result<(), Error> {
         let mut files = self.files.lock();
-        let (start, needed_bytes) = match self.tail.lock().as_ref() {
-            Some(tail) if tail.asked => (self.successor(tail), tail.needed_bytes),
-            Some(_) | None => return Ok(()),
+        let (start, needed_bytes, unfit, is_ready) = {
+            let tail = self.tail.lock();
+            let Some(tail) = tail.as_ref().filter(|tail| tail.asked) else { return Ok(()) };
+            let (start, needed_bytes) = (self.successor(tail), tail.needed_bytes);
+            // Looked at before the tail can move on.
+            let mut ready = self.ready.lock();
+            let unfit = ready.take_if(|life| life.first_lsn != start.first_lsn || life.bytes < needed_bytes);
+            (start, needed_bytes, unfit, ready.is_some())
         };
-        // From here on the tail cannot roll, unless what is ready suits it.
-        let unfit = self.ready.lock().take_if(|life| life.first_lsn != start.first_lsn || life.bytes < needed_bytes);
         files.spares.extend(unfit.map(|life| Spare { name: life.name, bytes: life.bytes }));
-        if self.ready.lock().is_none() && !files.closed {
+        if !is_ready && !files.closed {
             let start = Start { bytes: start.bytes.max(needed_bytes), ..start };
             let life = files.prepare(&self.run, start, commit.durable(), self.oldest_live())?;
             *self.ready.lock() = Some(life);
@@ -416,6 +419,11 @@ impl Log {
         let unfinished = oldest.unfinished() > 0;
         let worth_it = over.any(|life| life.frees_room(now_ms));
         worth_it.then_some(Over { number: oldest.number, unfinished })
+    }
+
+    /// How far the log must be durable before the file of segment `number` may be given away.
+    pub(crate) fn superseded_end(&self, number: u64) -> u64 {
+        self.live.read().get(number).map_or(0, |life| life.superseded_end())
     }
 
     /// Gives up the segment `number`, the oldest: from now on an address in it is dead. `pass` goes once through every

@@ -69,7 +69,8 @@ pub enum OnInterrupted {
     #[default]
     Surface,
     /// Takes over after a crash or a drop and says `Fresh`, with a new token and the next attempt. For work that may
-    /// safely run twice. After a lapsed lease it still says `Interrupted`, since that owner may be at work.
+    /// safely run twice. After a lapsed lease it still says `Interrupted`, since that owner may be at work; a key that
+    /// was still held when its store was closed counts as lapsed, since its owner outlived the store.
     TakeOver,
     /// As `TakeOver`, also after a lapsed lease: whoever held it may still be at work, and both may take effect. Of the
     /// two, the store hears only the later one.
@@ -266,6 +267,9 @@ impl Options {
 
     /// Who is told what happens to the store: see [`Event`]. Called on the thread that notices, with nothing locked.
     /// Default nobody.
+    ///
+    /// The store keeps the callback for as long as anything of it is left. One that keeps a [`Store`](crate::Store) in
+    /// turn keeps it from being closed by the drop of its last handle: then call [`Store::close`](crate::Store::close).
     pub fn on_event(self, on_event: Arc<dyn Fn(&Event) + Send + Sync>) -> Self {
         Self { on_event: Some(OnEvent(on_event)), ..self }
     }
@@ -401,7 +405,8 @@ impl ReserveOptions {
         Self::default()
     }
 
-    /// How long this key is remembered: above 0, to the store's window. Ask one key always with the same.
+    /// How long this key is remembered: above 0, to the store's window. Ask one key always with the same: what counts is
+    /// the retention of who reserved it, and `TooOld` is judged by that of who asks.
     pub fn retention(self, retention: Duration) -> Self {
         Self { retention: Some(retention), ..self }
     }

@@ -125,6 +125,12 @@ impl Reservation {
         Self { held: Arc::new(held), ending }
     }
 
+    /// Its completion or detachment is being tried: from here on dropping it never gives the key back.
+    pub(crate) fn tried(mut self) -> Self {
+        self.ending = TRIED;
+        self
+    }
+
     /// Its caller is about to be told of it.
     pub(crate) fn seen(mut self, on_drop: OnDrop) -> Self {
         self.ending = Ending::Seen(on_drop);
@@ -184,8 +190,8 @@ impl Reservation {
     ///
     /// As [`complete`](Self::complete).
     pub fn complete_async(self, response: &[u8]) -> impl Future<Output = Result<Completion, NotStored>> + Send + use<> {
-        let response = response.to_vec();
-        async move { self.finish(&response, true, Caller::Task).await }
+        let (tried, response) = (self.tried(), response.to_vec());
+        async move { tried.finish(&response, true, Caller::Task).await }
     }
 
     /// Stores that the work is done, but not its response. `reference` says where the answer can be found, if anywhere.
@@ -206,8 +212,8 @@ impl Reservation {
         self,
         reference: &[u8],
     ) -> impl Future<Output = Result<Completion, NotStored>> + Send + use<> {
-        let reference = reference.to_vec();
-        async move { self.finish(&reference, false, Caller::Task).await }
+        let (tried, reference) = (self.tried(), reference.to_vec());
+        async move { tried.finish(&reference, false, Caller::Task).await }
     }
 
     fn finish_here(mut self, bytes: &[u8], body_kept: bool) -> Result<Completion, NotStored> {
@@ -257,7 +263,7 @@ impl Reservation {
         now(self.give_back(Caller::Thread))
     }
 
-    /// As [`release`](Self::release), for a task. Dropped before it was polled, it leaves the key interrupted.
+    /// As [`release`](Self::release), for a task. Dropped before it was polled, it is a dropped reservation.
     ///
     /// # Errors
     ///
@@ -336,7 +342,8 @@ impl Reservation {
     ///
     /// As [`detach`](Self::detach).
     pub fn detach_async(self, lease: Duration) -> impl Future<Output = Result<Token, NotStored>> + Send + use<> {
-        self.hand_on(lease, Caller::Task)
+        let tried = if checked_ms("lease", lease).is_ok() { self.tried() } else { self };
+        tried.hand_on(lease, Caller::Task)
     }
 
     async fn hand_on(mut self, lease: Duration, caller: Caller) -> Result<Token, NotStored> {
@@ -367,8 +374,9 @@ pub(crate) struct Finishing {
 }
 
 impl Finishing {
-    pub(crate) fn rests_on(&self) -> Option<RestsOn> {
-        self.begun.rests_on
+    /// What it rests on in the log of this store; a guard of another store rests on another log.
+    pub(crate) fn rests_on(&self, engine: &Arc<Engine>) -> Option<RestsOn> {
+        self.begun.rests_on.filter(|_| Arc::ptr_eq(engine, &self.reservation.held.engine))
     }
 
     pub(crate) async fn settle(mut self, caller: Caller) -> Result<Completion, NotStored> {
@@ -505,7 +513,7 @@ pub struct NotStored {
 
 impl fmt::Display for NotStored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the outcome was not stored: {}", self.error)
+        f.write_str("the outcome was not stored")
     }
 }
 
@@ -545,7 +553,7 @@ impl fmt::Display for NotReattached {
 impl std::error::Error for NotReattached {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Store(error) => Some(error),
+            Self::Store(error) => error.source(),
             Self::InFlight | Self::Superseded => None,
         }
     }

@@ -78,7 +78,7 @@ impl Retention {
     /// a retry is a new key. A key that is unfinished is kept for two windows beyond its lease, and as long as a guard
     /// of it lives.
     ///
-    /// Both are a plan, not a limit: the index is sized by it, and a store that outgrows it goes on.
+    /// Both are a plan, not a limit: segments are sized by it, and a store that outgrows it goes on.
     pub fn new(window: Duration, keys_per_second: f64) -> Self {
         Self { window, keys_per_second, margin: 1.0 }
     }

@@ -44,6 +44,9 @@ pub(crate) struct Life {
     /// Keys whose latest record lies here and is unfinished, and the bytes of those records.
     unfinished: AtomicU64,
     unfinished_bytes: AtomicU64,
+    /// The LSN behind the newest record that has taken the place of an unfinished one here: a copy, or what became of the
+    /// key. Until that is durable, a power loss brings the key back to what stands here.
+    superseded_end: AtomicU64,
 }
 
 impl Life {
@@ -60,6 +63,7 @@ impl Life {
             newest_unfinished_until_ms: AtomicU64::new(0),
             unfinished: AtomicU64::new(0),
             unfinished_bytes: AtomicU64::new(0),
+            superseded_end: AtomicU64::new(0),
         }
     }
 
@@ -126,10 +130,17 @@ impl Life {
         self.unfinished_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// An unfinished record of so many bytes here is no longer the latest of its key.
-    pub(crate) fn note_superseded(&self, bytes: u64) {
+    /// An unfinished record of so many bytes here is no longer the latest of its key: what ends at `by_lsn` is, or 0, when
+    /// its retention is over.
+    pub(crate) fn note_superseded(&self, bytes: u64, by_lsn: u64) {
         self.unfinished.fetch_sub(1, Ordering::Relaxed);
         self.unfinished_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.superseded_end.fetch_max(by_lsn, Ordering::Relaxed);
+    }
+
+    /// How far the log must be durable before the file of this life may be given away.
+    pub(crate) fn superseded_end(&self) -> u64 {
+        self.superseded_end.load(Ordering::Relaxed)
     }
 
     /// When the last finished key here is past its retention.

@@ -88,7 +88,7 @@ pub struct Stats {
     pub keys: u64,
     /// Bytes of memory of the index.
     pub index_bytes: u64,
-    /// Live segments, and their bytes.
+    /// Live segments.
     pub segments: u64,
     /// Bytes of the live segments.
     pub log_bytes: u64,

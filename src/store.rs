@@ -271,12 +271,15 @@ impl Store {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
     /// # let store = keyonce::Store::open(dir.path().join("keys"), keyonce::Options::default())?;
+    /// use std::time::{Duration, SystemTime};
+    ///
     /// use keyonce::Cause;
     ///
     /// # fn ask_the_bank(key: &str) -> Option<Vec<u8>> { let _ = key; None }
     /// for interrupted in store.interrupted() {
     ///     let interrupted = interrupted?;
-    ///     if interrupted.cause() == Cause::LeaseLapsed {
+    ///     let longest_work = Duration::from_secs(600);
+    ///     if interrupted.cause() == Cause::LeaseLapsed && interrupted.since + longest_work > SystemTime::now() {
     ///         continue; // Its owner may still be at work: what the bank says now may not be the last word.
     ///     }
     ///     let _ = match ask_the_bank(&interrupted.downstream_key("charge")) {
@@ -327,7 +330,7 @@ impl Store {
 
     /// Ends the store for every clone: nobody becomes an owner any more, running owners may finish for `wait`, waiters
     /// get `Closed`; then everything is synced, the end is marked, and the directory's lock is free. What is unfinished
-    /// then is found interrupted by the next opening.
+    /// then is found interrupted by the next opening, with the cause `LeaseLapsed`, since its owner may still be at work.
     ///
     /// # Errors
     ///

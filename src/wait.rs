@@ -4,6 +4,7 @@
 //! bell is rung or, for a thread, when its time is over. A task's time is kept by the store's timer, which rings.
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -54,8 +55,10 @@ impl Bell {
             ringing.waker.take()
         };
         self.heard.notify_one();
-        if let Some(waker) = waker {
-            waker.wake();
+        if let Some(waker) = waker
+            && catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err()
+        {
+            // The panic hook has told it. One task's executor is no reason to wake no other.
         }
     }
 

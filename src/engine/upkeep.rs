@@ -58,8 +58,9 @@ impl Engine {
             if over.unfinished {
                 self.carry_forward(over.number)?;
             }
-            // Every copy that was ever made out of it is durable before its file can be given away.
-            self.sync_to(self.carried_end.load(Ordering::Relaxed))?;
+            // Whatever took the place of an unfinished record in it is durable before its file can be given away.
+            self.pass_through_shards();
+            self.sync_to(self.log.superseded_end(over.number))?;
             self.log.retire(over.number, || self.pass_through_shards());
             self.sweep();
         }
@@ -103,15 +104,14 @@ impl Engine {
         let guard = shard.held.get(&record.token).and_then(|held| held.guard);
         if state::apply(&record).observed(self.now_ms(), guard) == State::Absent {
             shard.index.remove(found);
-            life.note_superseded(bytes);
+            life.note_superseded(bytes, 0);
             shard.counts.expired_unresolved += 1;
             return Ok(());
         }
         shard.draft.refill(&record);
         let copy = self.log.append(&mut shard.draft, &self.commit)?;
-        self.carried_end.fetch_max(copy.end, Ordering::Relaxed);
         shard.index.publish(hash, oldest_live, Some(found), copy.address);
-        life.note_superseded(bytes);
+        life.note_superseded(bytes, copy.end);
         if let Some(held) = shard.held.get_mut(&record.token).filter(|held| held.guard.is_some()) {
             held.address = Some(copy.address);
         }

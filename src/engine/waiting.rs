@@ -161,6 +161,7 @@ impl Waiting<'_> {
                 let guard = held.guard.as_mut().filter(|guard| Some(guard.id) == begun.acted.guard_id)?;
                 guard.begin_anew(self.engine.now_ms(), owned);
                 held.unseen = false;
+                held.lapse_told = false;
                 Some(begun)
             }
         }
@@ -351,7 +352,7 @@ impl Engine {
         let key = Key::new(record.scope, record.id).map_err(Error::from)?;
         let hash = key.hash(&self.seed);
         let begun = self.step_in(shard, hash, &key, &Step::new(Act::Call(call), Waits::ForNothing), after)?;
-        if let (State::Interrupted(Owned { attempt, .. }, _), false) = (begun.acted.state, closed) {
+        if let (State::Interrupted(Owned { attempt, .. }, _), Call::Lapse { .. }) = (begun.acted.state, call) {
             after.lapsed = Some(Box::new(Event::LeaseLapsed { key, token: Token::from_u64(token), attempt }));
         }
         Ok(())

@@ -7,7 +7,7 @@ use crate::engine::{Begun, Engine, RestsOn};
 use crate::error::Error;
 use crate::key::{Fingerprint, Key};
 use crate::options::ReserveOptions;
-use crate::reservation::{Asked, Completion, Finishing, NotStored, Reservation};
+use crate::reservation::{Asked, Completion, NotStored, Reservation};
 use crate::wait::{Caller, now};
 
 /// One question of a batch: see [`Store::reserve_batch`].
@@ -64,7 +64,7 @@ impl Store {
         &self,
         items: impl IntoIterator<Item = (Reservation, Vec<u8>)>,
     ) -> Vec<Result<Completion, NotStored>> {
-        now(complete(Arc::clone(self.engine()), items.into_iter().collect(), Caller::Thread))
+        now(complete(Arc::clone(self.engine()), all_tried(items), Caller::Thread))
     }
 
     /// As [`complete_batch`](Self::complete_batch), for a task. Dropped before it is ready, each response is stored or
@@ -76,7 +76,7 @@ impl Store {
     where
         I: IntoIterator<Item = (Reservation, Vec<u8>)>,
     {
-        complete(Arc::clone(self.engine()), items.into_iter().collect(), Caller::Task)
+        complete(Arc::clone(self.engine()), all_tried(items), Caller::Task)
     }
 
     fn all_asked(&self, asks: &[Ask]) -> Vec<Result<Asked, Error>> {
@@ -86,6 +86,10 @@ impl Store {
         };
         asks.iter().map(asked).collect()
     }
+}
+
+fn all_tried(items: impl IntoIterator<Item = (Reservation, Vec<u8>)>) -> Vec<(Reservation, Vec<u8>)> {
+    items.into_iter().map(|(reservation, response)| (reservation.tried(), response)).collect()
 }
 
 async fn reserve(
@@ -130,7 +134,7 @@ async fn complete(
     for (reservation, response) in items {
         begun.push(reservation.begin_to_finish(&response, true, caller).await);
     }
-    engine.settle_all(begun.iter().flatten().filter_map(Finishing::rests_on), caller).await;
+    engine.settle_all(begun.iter().flatten().filter_map(|finishing| finishing.rests_on(&engine)), caller).await;
     let mut completions = Vec::with_capacity(begun.len());
     for begun in begun {
         completions.push(match begun {

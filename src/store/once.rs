@@ -16,7 +16,7 @@ impl Store {
     /// Does `work` once for the key, stores its response, and answers every later call with it.
     ///
     /// A final error of the work is a response like any other: return it as `Ok`. An `Err` says what is known of the
-    /// effect. A panic leaves the key interrupted. A response that is too large to be stored is kept as "done, body not
+    /// effect. A panic leaves the key interrupted (or gives it back, where `on_drop` says so). A response that is too large to be stored is kept as "done, body not
     /// kept", and returned.
     ///
     /// # Errors
@@ -26,13 +26,16 @@ impl Store {
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
-    /// use keyonce::{Failed, Fingerprint, Key, Options, Outcome, Store};
+    /// use std::io;
+    ///
+    /// use keyonce::{Attempt, Failed, Fingerprint, Key, Options, Outcome, Store};
     ///
     /// let store = Store::open(dir.path().join("keys"), Options::default())?;
     /// let key = Key::new("charges", "order-17")?;
-    /// let charge = || store.once(&key, Fingerprint::of("9.99 EUR"), |_| Ok::<_,
-    /// Failed<std::io::Error>>(b"paid".to_vec())); assert!(matches!(charge()?, Outcome::Ran(body) if body == b"paid"));
-    /// assert!(matches!(charge()?, Outcome::Replayed(_)));
+    /// let pay = |_: &Attempt| -> Result<Vec<u8>, Failed<io::Error>> { Ok(b"paid".to_vec()) };
+    ///
+    /// assert!(matches!(store.once(&key, Fingerprint::of("9.99 EUR"), pay)?, Outcome::Ran(body) if body == b"paid"));
+    /// assert!(matches!(store.once(&key, Fingerprint::of("9.99 EUR"), pay)?, Outcome::Replayed(_)));
     /// # Ok(())
     /// # }
     /// ```
@@ -61,7 +64,8 @@ impl Store {
         now(run(self.asked(key, fingerprint, with), |attempt| ready(work(&attempt)), Caller::Thread))
     }
 
-    /// As [`once`](Self::once), for a task. Dropped while the work is under way, it leaves the key interrupted; before
+    /// As [`once`](Self::once), for a task. Dropped while the work is under way, it leaves the key interrupted
+    /// (or gives it back, where `on_drop` says so); before
     /// that, it leaves nothing behind. It is `Send` if the work is.
     ///
     /// # Errors
@@ -174,6 +178,23 @@ pub enum Outcome {
 }
 
 /// How the work of [`Store::once`] failed. A final error is a response: return it as `Ok`.
+///
+/// `?` takes an `E` itself, and says `Unknown`. Work that meets several kinds of errors stands in a function of its own,
+/// whose error is one type:
+///
+/// ```
+/// # use keyonce::{Attempt, Failed};
+/// # #[derive(Debug)]
+/// # enum PayError { NeverSent, Lost }
+/// # fn send(_: &Attempt) -> Result<Vec<u8>, PayError> { Err(PayError::NeverSent) }
+/// fn pay(attempt: &Attempt) -> Result<Vec<u8>, Failed<PayError>> {
+///     send(attempt).map_err(|error| match error {
+///         PayError::NeverSent => Failed::NothingHappened(error),
+///         PayError::Lost => Failed::Unknown(error),
+///     })
+/// }
+/// # let _ = pay;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed<E> {
     /// The effect did not happen and will not: the key is released, a retry may run.
@@ -188,9 +209,8 @@ impl<E> From<E> for Failed<E> {
     }
 }
 
-/// Why [`Store::once`] has no outcome.
+/// Why [`Store::once`] has no outcome. Exhaustive, as [`Reserve`] is.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum OnceError<E> {
     /// The work failed.
     Work(E),
@@ -221,12 +241,12 @@ pub enum OnceError<E> {
 impl<E: fmt::Display> fmt::Display for OnceError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Work(error) => write!(f, "the work failed: {error}"),
+            Self::Work(_) => f.write_str("the work failed"),
             Self::InFlight(_) => f.write_str("another caller is doing the work now"),
             Self::Interrupted(_) => f.write_str("the work was begun before, and whether it took effect is unknown"),
             Self::Mismatch(_) => f.write_str("the key stands for another request"),
             Self::TooOld(_) => f.write_str("the key is so old that it may already have been forgotten"),
-            Self::NotStored { not_stored, .. } => write!(f, "the work was done, but {not_stored}"),
+            Self::NotStored { .. } => f.write_str("the work was done, but its response was not stored"),
             Self::Superseded { .. } => f.write_str("the work was done, but somebody took the key over meanwhile"),
             Self::Store(error) => error.fmt(f),
         }

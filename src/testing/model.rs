@@ -68,7 +68,7 @@ use crate::stats::Stats;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     options: Checked,
     time: Time,
@@ -314,8 +314,9 @@ impl Model {
         self.crash();
     }
 
-    /// The power fails: what no answer rests on may be there or not. [`adopt`](Self::adopt) every key once the store is
-    /// open again.
+    /// The power fails, between two calls: what no answer rests on may be there or not. [`adopt`](Self::adopt) every key
+    /// once the store is open again. Of a crash amid a call the store shows what a model before that call allows, or one
+    /// after it: keep a clone of each. A guard that a test drops writes to the disk, too: take the image before.
     pub fn lose_power(&mut self) {
         self.tick();
         self.crash();
