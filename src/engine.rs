@@ -78,6 +78,8 @@ pub(crate) struct Engine {
     /// Syncs for those who do not lead themselves.
     leader: Helper,
     timer: Arc<Timer>,
+    /// There is no thread that sleeps until something is due: whoever moves the clock looks.
+    clock_is_moved_by_hand: bool,
     /// When what was written is synced at the latest though nobody waits for it; [`u64::MAX`] when nothing waits.
     /// Relaxed: see [`Timer`], whose argument holds for it, too.
     sync_due_ms: AtomicU64,
@@ -157,12 +159,14 @@ struct Step<'a> {
     waits: Waits,
     /// Who takes a place in the list where the key is in flight.
     waiter: Option<&'a Arc<Waiter>>,
+    /// It is the first step of its call, which tells how old the key was when it came.
+    first: bool,
 }
 
 impl<'a> Step<'a> {
     /// A step that carries nothing, whose answer waits, and whose caller does not.
     fn new(act: Act, waits: Waits) -> Self {
-        Self { act, given: &[], waits, waiter: None }
+        Self { act, given: &[], waits, waiter: None, first: true }
     }
 
     fn reserve(terms: Terms) -> Self {
@@ -171,6 +175,11 @@ impl<'a> Step<'a> {
 
     fn carrying(self, given: &'a [u8]) -> Self {
         Self { given, ..self }
+    }
+
+    /// A further step of a call.
+    fn again(self) -> Self {
+        Self { first: false, ..self }
     }
 
     fn waiting_as(self, waiter: &'a Arc<Waiter>) -> Self {
@@ -203,6 +212,7 @@ impl Engine {
             let shard = Shard { index, held: HashMap::new(), draft: Draft::new(), counts: Stats::default() };
             CachePadded::new(Mutex::new(shard))
         });
+        let clock_is_moved_by_hand = options.clock.sleep(1).is_none();
         let engine = Arc::new(Self {
             listener: Listener::new(options.on_event.clone()),
             news: News::default(),
@@ -223,6 +233,7 @@ impl Engine {
             helper: Helper::default(),
             leader: Helper::default(),
             timer: Arc::default(),
+            clock_is_moved_by_hand,
             sync_due_ms: AtomicU64::new(u64::MAX),
             room: Counter::default(),
             left_unsaid: Mutex::default(),
@@ -232,8 +243,7 @@ impl Engine {
         if with_helper {
             engine.start_helpers()?;
         }
-        // A real clock lets threads sleep; one that is moved by hand calls.
-        if engine.options.clock.sleep(1).is_some() {
+        if !clock_is_moved_by_hand {
             engine.start_timer()?;
         }
         let weak = Arc::downgrade(&engine);
@@ -343,7 +353,8 @@ impl Engine {
         let before = look.before();
         let expired_unresolved = look.expired_unresolved();
         let lease_end_before_ms = look.state.lease_end_ms();
-        let (is_new, age_ms) = (look.state == State::Absent, look.age_of_duplicate(&call, now_ms));
+        let age_ms = look.age_of_duplicate(&call, now_ms).filter(|_| step.first);
+        let is_new = look.state == State::Absent;
         // An append may begin a segment, for which nobody may be reading the table of them.
         drop(live);
         let carried = if write.carry == Carry::Given { step.given } else { &payload };
@@ -438,9 +449,14 @@ impl Engine {
             return damage.map_or(Ok(absent), Err);
         };
         let state = state::apply(&record);
-        let guard = state.token().and_then(|token| shard.held.get(&token)).and_then(|held| held.guard);
+        let held = state.token().and_then(|token| shard.held.get(&token));
+        let guard = held.and_then(|held| held.guard);
         let latest = Some(Latest { found, life, record, bytes, end_lsn });
-        Ok(Look { state: state.observed(now_ms, guard), latest, guard })
+        let state = match (state, held.and_then(|held| held.fallen)) {
+            (State::InFlight(owned) | State::Interrupted(owned, _), Some(stop)) => State::Interrupted(owned, stop),
+            (state, _) => state.observed(now_ms, guard),
+        };
+        Ok(Look { state, latest, guard })
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
@@ -466,7 +482,7 @@ impl Engine {
         for shard in &self.shards {
             let shard = shard.lock();
             stats.add(&shard.counts);
-            stats.guards += shard.held.values().filter(|held| held.guard.is_some()).count() as u64;
+            stats.guards += shard.held.values().filter(|held| held.is_guarded()).count() as u64;
             stats.waiting += shard.held.values().map(|held| held.places.len() as u64).sum::<u64>();
             stats.keys += shard.index.len(oldest_live) as u64;
             stats.index_bytes += shard.index.bytes() as u64;

@@ -146,7 +146,7 @@
 //! | 3-4 | durability: 0 ProcessCrash, 1 PowerLoss, 2 kept for Interval, 3 never |
 //! | 5 | detached |
 //! | 6 | body not kept: the payload is the reference |
-//! | 7-9 | cause: 0 none, 1 Crash, 2 Dropped, 3 LeaseLapsed |
+//! | 7-9 | cause of the interruption, or of the one that a Reserved record took over: 0 none, 1 Crash, 2 Dropped, 3 LeaseLapsed |
 //! | 10-15 | zero |
 //!
 //! | kind | payload, at most [`PAYLOAD_BYTES_MAX`] |

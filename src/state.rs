@@ -44,6 +44,8 @@ pub(crate) struct Owned {
     pub(crate) durability: Durability,
     /// The work went on elsewhere: the lease in the record counts, also across a reopen.
     pub(crate) detached: bool,
+    /// Of a later attempt: why the one before it had stopped.
+    pub(crate) earlier: Option<Cause>,
 }
 
 /// What is known of a completed key.
@@ -174,6 +176,14 @@ impl State {
         match self {
             State::InFlight(owned) | State::Interrupted(owned, _) => owned.lease_end_ms,
             State::Absent | State::Done(_) => 0,
+        }
+    }
+
+    /// Why an interrupted key is so.
+    fn stop_cause(&self) -> Option<Cause> {
+        match self {
+            State::Interrupted(_, stop) => Some(stop.cause),
+            State::Absent | State::InFlight(_) | State::Done(_) => None,
         }
     }
 
@@ -439,7 +449,8 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
         },
         Call::Release { token } => match standing(state, token) {
             Standing::Running(owned) | Standing::Stopped(owned) if owned.attempt > 1 => {
-                interrupted(owned, Cause::Dropped, now_ms, now_ms)
+                // What the attempt before had come to is as unknown as it was.
+                interrupted(owned, owned.earlier.unwrap_or(Cause::Dropped), now_ms, now_ms)
             }
             Standing::Running(owned) | Standing::Stopped(owned) => gone(StateKind::Released, owned, now_ms),
             Standing::Superseded => Decision::only(Answer::Superseded),
@@ -473,7 +484,8 @@ pub(crate) fn decide(state: &State, call: &Call, now_ms: u64) -> Decision {
         Call::TakeOver { token, lease, durability } => match standing(state, token) {
             Standing::Stopped(owned) => {
                 let durability = owned.durability.stronger(durability);
-                taken_over(owned, owned.retention_ms, lease, durability, now_ms)
+                let cause = state.stop_cause().unwrap_or(Cause::Dropped);
+                taken_over(&Owned { durability, ..*owned }, cause, lease, now_ms)
             }
             Standing::Running(_) | Standing::Superseded => Decision::only(Answer::Superseded),
         },
@@ -506,6 +518,7 @@ pub(crate) fn apply(record: &StateRecord<'_>) -> State {
         kept_until_ms: record.kept_until_ms,
         durability: record.durability,
         detached: record.detached,
+        earlier: record.cause.filter(|_| record.kind == StateKind::Reserved),
     };
     match record.kind {
         StateKind::Reserved => State::InFlight(owned),
@@ -542,6 +555,7 @@ fn reserve(state: &State, terms: &Terms, now_ms: u64) -> Decision {
                 kept_until_ms: 0,
                 durability: terms.durability,
                 detached: false,
+                earlier: None,
             };
             Decision::write(Answer::Fresh, reserved(owned, terms.lease.last_ms(now_ms), Carry::Nothing))
         }
@@ -555,7 +569,8 @@ fn reserve(state: &State, terms: &Terms, now_ms: u64) -> Decision {
         State::InFlight(_) => Decision::only(Answer::InFlight),
         State::Interrupted(owned, stop) if terms.policy.takes_over(stop.cause) => {
             let durability = owned.durability.stronger(terms.durability);
-            taken_over(owned, terms.retention_ms, terms.lease, durability, now_ms)
+            let next = Owned { retention_ms: terms.retention_ms, durability, ..*owned };
+            taken_over(&next, stop.cause, terms.lease, now_ms)
         }
         State::Interrupted(_, stop) if now_ms < terms.policy.holds_until_ms(stop) => Decision::only(Answer::InFlight),
         State::Interrupted(..) => Decision::only(Answer::Interrupted),
@@ -575,22 +590,21 @@ fn reserved(owned: Owned, held_until_ms: u64, carry: Carry) -> Write {
     Write {
         kind: StateKind::Reserved,
         owned: Owned { kept_until_ms: kept_until_ms.max(owned.kept_until_ms), ..owned },
-        cause: None,
+        cause: owned.earlier,
         mark_ms: owned.lease_end_ms,
         body_kept: true,
         carry,
     }
 }
 
-fn taken_over(owned: &Owned, retention_ms: u64, lease: Lease, durability: Durability, now_ms: u64) -> Decision {
+fn taken_over(owned: &Owned, cause: Cause, lease: Lease, now_ms: u64) -> Decision {
     let next = Owned {
         token: 0,
         attempt: owned.attempt.saturating_add(1),
         reserved_ms: now_ms,
         lease_end_ms: now_ms.saturating_add(lease.ms),
-        retention_ms,
-        durability,
         detached: false,
+        earlier: Some(cause),
         ..*owned
     };
     Decision::write(Answer::Fresh, reserved(next, lease.last_ms(now_ms), Carry::Checkpoint))
@@ -649,6 +663,7 @@ impl Finished {
             kept_until_ms: self.kept_until_ms,
             durability: self.durability,
             detached: false,
+            earlier: None,
         }
     }
 }

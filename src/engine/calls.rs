@@ -9,26 +9,27 @@
 
 use std::sync::Arc;
 
-use super::{Act, Acted, Begun, Engine, RestsOn, Step, Unsaid, Waits};
+use super::{Act, Acted, Begun, Engine, Place, RestsOn, Step, Unsaid, Waits};
 use crate::error::{Error, ErrorKind};
+use crate::format::Cause;
 use crate::key::Key;
 use crate::log::NotAppended;
 use crate::options::Durability;
-use crate::state::{Answer, Call, Lease, State, Terms};
+use crate::state::{Answer, Call, Lease, State, Stop, Terms};
 use crate::wait::Caller;
 
 impl Engine {
-    /// An act of whoever holds this guard: once it has ended, the act is superseded.
+    /// An act of whoever holds this guard, at the level of its reservation: once it has ended, the act is superseded.
     pub(crate) async fn call_of_guard(
         &self,
         key: &Key,
-        guard_id: u64,
+        (guard_id, level): (u64, Durability),
         call: Call,
         given: &[u8],
         caller: Caller,
     ) -> Result<Acted, Error> {
         let act = Act::OfGuard { guard_id, call };
-        let begun = self.begin(key, Step::new(act, self.waits()).carrying(given), caller).await?;
+        let begun = self.begin(key, Step::new(act, Waits::For(level)).carrying(given), caller).await?;
         self.settled(begun, caller).await
     }
 
@@ -57,6 +58,7 @@ impl Engine {
             Ok(_) => {}
             Err(NotAppended::Failed(_)) => self.let_go(key, token, guard_id),
             Err(NotAppended::NoRoom) => {
+                self.fall(key, token, guard_id);
                 self.left_unsaid.lock().push(Unsaid { key: key.clone(), token, guard_id, call });
                 self.housekeeping_is_due();
             }
@@ -67,11 +69,31 @@ impl Engine {
     pub(super) fn say_what_was_left_unsaid(&self) {
         let left_unsaid = std::mem::take(&mut *self.left_unsaid.lock());
         for Unsaid { key, token, guard_id, call } in left_unsaid {
-            if self.log.prepare_successor(&self.commit).is_err() {
-                self.let_go(&key, token, guard_id);
-            } else {
-                self.drop_guard(&key, token, guard_id, call);
+            match self.log.prepare_successor(&self.commit) {
+                Ok(()) => self.drop_guard(&key, token, guard_id, call),
+                // To be said when there is room.
+                Err(full) if matches!(full.kind(), ErrorKind::Full { .. }) => {
+                    self.left_unsaid.lock().push(Unsaid { key, token, guard_id, call });
+                }
+                Err(_) => self.let_go(&key, token, guard_id),
             }
+        }
+    }
+
+    /// A guard was dropped: the key reads as interrupted from now on, also before the log says so.
+    fn fall(&self, key: &Key, token: u64, guard_id: u64) {
+        let stop = Stop { cause: Cause::Dropped, since_ms: self.now_ms() };
+        let mut shard = self.shard(key.hash(&self.seed)).lock();
+        let held = shard.held.get_mut(&token);
+        let held = held.filter(|held| held.guard.is_some_and(|guard| guard.id == guard_id) && held.fallen.is_none());
+        let places = held.map(|held| {
+            held.fallen = Some(stop);
+            std::mem::take(&mut held.places)
+        });
+        drop(shard);
+        places.into_iter().flatten().for_each(Place::look_again);
+        if self.draining() {
+            self.ring_who_closes();
         }
     }
 

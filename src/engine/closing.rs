@@ -87,7 +87,7 @@ impl Engine {
                 closing.deadline_ms.unwrap_or(0)
             };
             let now_ms = self.now_ms();
-            let guards = || self.shards.iter().any(|shard| shard.lock().held.values().any(|held| held.guard.is_some()));
+            let guards = || self.shards.iter().any(|shard| shard.lock().held.values().any(Held::is_guarded));
             if now_ms >= deadline_ms || !guards() {
                 self.closing.lock().waiter = None;
                 return;
@@ -107,7 +107,7 @@ impl Engine {
                 let mut shard = shard.lock();
                 places.extend(shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)));
                 // What was handed over to somebody who has not taken it is given back.
-                let is_unfinished = |held: &&Held| held.guard.is_some() && !held.unseen;
+                let is_unfinished = |held: &&Held| held.is_guarded() && !held.unseen;
                 unfinished += shard.held.values().filter(is_unfinished).count() as u64;
                 shard.held.iter().filter(|(_, held)| held.guard.is_some()).map(|(token, _)| *token).collect()
             };

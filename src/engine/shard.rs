@@ -9,7 +9,7 @@ use crate::index::{self, Address, IndexShard};
 use crate::log::Appended;
 use crate::options::Durability;
 use crate::segment::Life;
-use crate::state::{Answer, Call, Guard, Owned, State, Write};
+use crate::state::{Answer, Call, Guard, Owned, State, Stop, Write};
 use crate::stats::Stats;
 
 /// The part of the store under one lock.
@@ -30,6 +30,8 @@ pub(super) struct Held {
     pub(super) lapse_told: bool,
     /// It was handed over to a waiter that has not yet taken it: no work can have begun.
     pub(super) unseen: bool,
+    /// It was dropped, and there was no room yet to say so.
+    pub(super) fallen: Option<Stop>,
     /// Where the latest record of a guarded reservation stands.
     pub(super) address: Option<Address>,
     /// Who waits for the key, in the order of their coming.
@@ -82,8 +84,8 @@ impl Shard {
         };
         if !listed {
             self.count(answer, None);
-            self.note_duplicate(look.age_of_duplicate(call, now_ms), &mut after.retries);
         }
+        self.note_duplicate(look.age_of_duplicate(call, now_ms).filter(|_| step.first), &mut after.retries);
         let payload = match answer {
             Answer::Replay | Answer::Interrupted | Answer::InFlight if !listed => look.payload(),
             Answer::Replay
@@ -168,6 +170,13 @@ impl Shard {
                 Some(StateKind::Reserved | StateKind::Interrupted | StateKind::Forgotten) | None => {}
             },
         }
+    }
+}
+
+impl Held {
+    /// Somebody holds it.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.guard.is_some() && self.fallen.is_none()
     }
 }
 

@@ -83,7 +83,8 @@ impl Shard {
     /// Puts a waiter at the end of the list of the key's latest reservation.
     pub(super) fn list(&mut self, state: &State, waiter: &Arc<Waiter>, after: &mut Aftermath) -> bool {
         let Some(token) = state.token() else { return false };
-        let due_ms = waiter.deadline_ms.min(changes_ms(state, &waiter.terms));
+        let is_guarded = self.held.get(&token).is_some_and(|held| held.guard.is_some());
+        let due_ms = waiter.deadline_ms.min(changes_ms(state, &waiter.terms, is_guarded));
         after.due_at(due_ms);
         *waiter.standing.lock() = Standing::Listed { token };
         self.held.entry(token).or_default().places.push(Place { waiter: Arc::clone(waiter), due_ms });
@@ -127,9 +128,10 @@ impl Shard {
 
 /// When an answer of `InFlight` to these terms may become another by time alone, without a guard's lapse, which is
 /// found by itself.
-fn changes_ms(state: &State, terms: &Terms) -> u64 {
+fn changes_ms(state: &State, terms: &Terms, is_guarded: bool) -> u64 {
     match state {
         State::InFlight(owned) if owned.detached => owned.lease_end_ms,
+        State::Interrupted(_, stop) if is_guarded => terms.policy.holds_until_ms(stop),
         // Or it is forgotten before.
         State::Interrupted(owned, stop) => terms.policy.holds_until_ms(stop).min(owned.kept_until_ms),
         State::InFlight(_) | State::Absent | State::Done(_) => u64::MAX,
@@ -184,7 +186,7 @@ impl Drop for Waiting<'_> {
 impl Engine {
     /// Reserves a key, or says what is known of it; waits at most `wait_ms` while it is in flight.
     pub(crate) async fn reserve(&self, key: &Key, terms: Terms, wait_ms: u64, caller: Caller) -> Result<Begun, Error> {
-        let step = Step::reserve(terms);
+        let mut step = Step::reserve(terms);
         let deadline_ms = if wait_ms == 0 { 0 } else { self.now_ms().saturating_add(wait_ms) };
         while wait_ms > 0 && self.now_ms() < deadline_ms {
             let waiter = Waiter { bell: Bell::new(), terms, deadline_ms, standing: Mutex::new(Standing::Looks) };
@@ -193,6 +195,7 @@ impl Engine {
             if begun.acted.answer != Answer::InFlight {
                 return Ok(begun);
             }
+            step = step.again();
             let left_ms = deadline_ms.saturating_sub(self.now_ms());
             waiting.waiter.bell.rung(caller, self.options.clock.sleep(left_ms)).await;
             if let Some(begun) = waiting.leave() {
@@ -241,7 +244,7 @@ impl Engine {
         terms: Terms,
         after: &mut Aftermath,
     ) -> Result<Begun, NotAppended> {
-        let begun = self.step_in(shard, hash, key, &Step::reserve(terms), after)?;
+        let begun = self.step_in(shard, hash, key, &Step::reserve(terms).again(), after)?;
         if let Some(held) = begun.acted.state.token().and_then(|token| shard.held.get_mut(&token)) {
             held.unseen = true;
             held.guard = held.guard.map(Guard::not_held);
@@ -254,6 +257,10 @@ impl Engine {
     pub(super) fn see_to(&self, after: Aftermath) {
         if let Some(due_ms) = after.due_ms {
             self.timer.set(due_ms);
+            // Time may have passed since it was decided; where no thread keeps the time, nobody else would look.
+            if self.clock_is_moved_by_hand && due_ms <= self.now_ms() {
+                self.do_what_is_due();
+            }
         }
         for waiter in after.told {
             waiter.bell.ring();
@@ -340,6 +347,7 @@ impl Engine {
         let (Some(address), true) = (held.address, held.guard.as_ref().is_some_and(over)) else { return Ok(()) };
         let call = match (held.unseen, closed) {
             (true, _) => Call::Release { token },
+            (false, _) if held.fallen.is_some() => Call::Interrupt { token, cause: Cause::Dropped },
             (false, true) => Call::Interrupt { token, cause: Cause::LeaseLapsed },
             (false, false) => Call::Lapse { token },
         };

@@ -17,6 +17,7 @@ fn owned(attempt: u32) -> Owned {
         kept_until_ms: NOW + 2_100,
         durability: Durability::PowerLoss,
         detached: false,
+        earlier: None,
     }
 }
 

@@ -526,7 +526,11 @@ impl Model {
         let held_until_ms = if guard.is_some() { since_ms } else { self.now_ms };
         let worked_until_ms = work.lease_end_ms.max(held_until_ms);
         let kept_until_ms = work.kept_until_ms.max(worked_until_ms.saturating_add(work.retention_ms));
-        self.write(key, Record::Stopped(Work { kept_until_ms, detached: false, ..work }, cause, since_ms), guard);
+        self.write(
+            key,
+            Record::Stopped(Work { kept_until_ms, detached: false, earlier: None, ..work }, cause, since_ms),
+            guard,
+        );
     }
 
     fn new_guard(&mut self, lease_ms: u64, on_drop: OnDrop) -> Guard {

@@ -5,6 +5,7 @@
 mod cli_demo;
 mod cli_run;
 mod clients;
+mod corners;
 mod damage;
 mod directory;
 mod docs;

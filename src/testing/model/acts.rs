@@ -89,7 +89,7 @@ impl Model {
             Seen::Interrupted(work, cause, _)
                 if work.fingerprint == fingerprint && takes_over(asked.on_interrupted, *cause) =>
             {
-                Some(self.next_owner(key, work, asked, asked.retention_ms))
+                Some(self.next_owner(key, (work, *cause), asked, asked.retention_ms))
             }
             Seen::Absent | Seen::InFlight(_) | Seen::Interrupted(..) | Seen::Done(..) => None,
         }
@@ -121,12 +121,19 @@ impl Model {
             kept_until_ms: 0,
             durability: asked.durability,
             detached: false,
+            earlier: None,
             checkpoint: Arc::default(),
         };
         self.begin_work(key, work, asked)
     }
 
-    fn next_owner(&mut self, key: &Key, work: &Work, asked: &CheckedReserve, retention_ms: u64) -> Expected {
+    fn next_owner(
+        &mut self,
+        key: &Key,
+        (work, cause): (&Work, Cause),
+        asked: &CheckedReserve,
+        retention_ms: u64,
+    ) -> Expected {
         let next = Work {
             token: 0,
             attempt: work.attempt + 1,
@@ -134,6 +141,7 @@ impl Model {
             retention_ms,
             durability: stronger(work.durability, asked.durability),
             detached: false,
+            earlier: Some(cause),
             ..work.clone()
         };
         self.begin_work(key, next, asked)
@@ -220,7 +228,10 @@ impl Model {
     pub fn release(&mut self, owner: &Owner) -> Expected {
         match self.standing(owner) {
             // What became of an earlier attempt is still unknown.
-            Ok((work, ..)) if work.attempt > 1 => self.stop(&owner.key, work, Cause::Dropped, self.now_ms),
+            Ok((work, ..)) if work.attempt > 1 => {
+                let cause = work.earlier.unwrap_or(Cause::Dropped);
+                self.stop(&owner.key, work, cause, self.now_ms);
+            }
             Ok((work, ..)) => self.give_back(&owner.key, &work),
             Err(no) => return no.into(),
         }
@@ -243,9 +254,11 @@ impl Model {
     pub fn drop_guard(&mut self, owner: &Owner) {
         match self.standing_at_the_end(owner) {
             Some((work, OnDrop::Release)) if work.attempt == 1 => self.give_back(&owner.key, &work),
-            Some((work, OnDrop::Interrupt | OnDrop::Release)) => {
-                self.stop(&owner.key, work, Cause::Dropped, self.now_ms);
+            Some((work, OnDrop::Release)) => {
+                let cause = work.earlier.unwrap_or(Cause::Dropped);
+                self.stop(&owner.key, work, cause, self.now_ms);
             }
+            Some((work, OnDrop::Interrupt)) => self.stop(&owner.key, work, Cause::Dropped, self.now_ms),
             None => {}
         }
     }
@@ -338,12 +351,12 @@ impl Model {
     }
 
     /// The work of an interruption that is still the handle's; else what is answered.
-    fn still_interrupted(&mut self, handle: &Handle) -> Result<Work, No> {
+    fn still_interrupted(&mut self, handle: &Handle) -> Result<(Work, Cause), No> {
         if handle.run != self.run || self.begin().is_err() {
             return Err(No::Closed);
         }
         match self.seen(&handle.key) {
-            Seen::Interrupted(work, ..) if work.token == handle.token.to_u64() => Ok(work),
+            Seen::Interrupted(work, cause, _) if work.token == handle.token.to_u64() => Ok((work, cause)),
             Seen::Interrupted(..) | Seen::InFlight(_) | Seen::Absent | Seen::Done(..) => {
                 Err(self.superseded(&handle.key))
             }
@@ -353,7 +366,7 @@ impl Model {
     /// What [`Interrupted::take_over`](crate::Interrupted::take_over) answers.
     pub fn take_over(&mut self, handle: &Handle) -> Expected {
         match self.still_interrupted(handle) {
-            Ok(work) => self.next_owner(&handle.key, &work, &handle.asked, work.retention_ms),
+            Ok((work, cause)) => self.next_owner(&handle.key, (&work, cause), &handle.asked, work.retention_ms),
             Err(No::Superseded) => self.ask(&handle.key, handle.fingerprint, &handle.asked, false),
             Err(no) => no.into(),
         }
@@ -376,7 +389,7 @@ impl Model {
     /// What [`Interrupted::resolve`](crate::Interrupted::resolve) answers.
     pub fn resolve(&mut self, handle: &Handle, response: &[u8]) -> Expected {
         match self.still_interrupted(handle) {
-            Ok(work) => self.finish(&handle.key, work, response, true),
+            Ok((work, _)) => self.finish(&handle.key, work, response, true),
             Err(no) => no.into(),
         }
     }
@@ -384,7 +397,7 @@ impl Model {
     /// What [`Interrupted::release`](crate::Interrupted::release) answers.
     pub fn release_interrupted(&mut self, handle: &Handle) -> Expected {
         match self.still_interrupted(handle) {
-            Ok(work) => {
+            Ok((work, _)) => {
                 self.give_back(&handle.key, &work);
                 Expected::Done
             }

@@ -23,6 +23,8 @@ pub(super) struct Work {
     pub(super) kept_until_ms: u64,
     pub(super) durability: Durability,
     pub(super) detached: bool,
+    /// Of a later attempt: why the one before it had stopped.
+    pub(super) earlier: Option<Cause>,
     pub(super) checkpoint: Arc<[u8]>,
 }
 

@@ -102,7 +102,8 @@ impl Model {
         if work.attempt == 1 {
             self.give_back(key, &work);
         } else {
-            self.stop(key, work, Cause::Dropped, self.now_ms);
+            let cause = work.earlier.unwrap_or(Cause::Dropped);
+            self.stop(key, work, cause, self.now_ms);
         }
     }
 

@@ -14,7 +14,7 @@ pub(crate) const RETENTION_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 pub(crate) const LEAP_MS: u64 = 400 * 24 * 60 * 60 * 1000;
 
 /// Some of the causes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Causes {
     crash: bool,
     dropped: bool,
@@ -52,6 +52,8 @@ pub(crate) struct Owner {
     lease_end_ms: u64,
     /// How many leaps there had been when something last happened to it.
     touched_leaps: u64,
+    /// Why the attempt before it may have stopped.
+    earlier: Causes,
 }
 
 /// What is known of a key.
@@ -103,8 +105,11 @@ pub(crate) fn steps(state: &State, op: &super::Op, progress: u8) -> Vec<(Option<
             vec![(Some(TOO_LATE), state)]
         }
         Call::TakeOver { token, ask } if progress == 0 => {
-            let become_owner =
-                |answer| state.stopped(token).and_then(|owner| state.take_over(owner, ask.lease_ms, op.id, answer));
+            let become_owner = |answer| {
+                state
+                    .stopped(token)
+                    .and_then(|owner| state.take_over((owner, state.causes()), ask.lease_ms, op.id, answer))
+            };
             state.told_or_unseen(answer, false, become_owner)
         }
         Call::TakeOver { ask, .. } => {
@@ -217,6 +222,14 @@ impl State {
     }
 
     /// The owner with this token of an interrupted key.
+    /// Why the key may be interrupted.
+    fn causes(&self) -> Causes {
+        match self.phase {
+            Phase::Interrupted(_, causes) => causes,
+            Phase::Absent { .. } | Phase::InFlight(_) | Phase::Done { .. } => Causes::default(),
+        }
+    }
+
     fn stopped(&self, token: u64) -> Option<Owner> {
         match self.phase {
             Phase::Interrupted(..) => self.latest(token),
@@ -247,7 +260,13 @@ impl State {
         }
     }
 
-    fn take_over(self, owner: Owner, lease_ms: u64, guard: u64, answer: Option<Answer>) -> Option<Self> {
+    fn take_over(
+        self,
+        (owner, earlier): (Owner, Causes),
+        lease_ms: u64,
+        guard: u64,
+        answer: Option<Answer>,
+    ) -> Option<Self> {
         let next = Owner {
             token: None,
             attempt: owner.attempt + 1,
@@ -255,6 +274,7 @@ impl State {
             detached: false,
             lease_end_ms: self.now_ms + lease_ms,
             touched_leaps: self.leaps(),
+            earlier,
             ..owner
         };
         self.owned_by(next, answer)
@@ -272,6 +292,7 @@ impl State {
                     detached: false,
                     lease_end_ms: self.now_ms + ask.lease_ms,
                     touched_leaps: self.leaps(),
+                    earlier: Causes::default(),
                 };
                 return self.owned_by(first, answer);
             }
@@ -288,10 +309,9 @@ impl State {
                 Some(state.with(Phase::InFlight(owner)))
             }
             (Phase::Interrupted(owner, causes), None | Some(Answer::Fresh(_))) => {
-                let causes =
-                    [Cause::Crash, Cause::Dropped, Cause::LeaseLapsed].map(|cause| (cause, causes.contains(cause)));
-                if causes.into_iter().any(|(cause, may_be)| may_be && ask.policy.takes_over(cause)) {
-                    self.take_over(owner, ask.lease_ms, guard, answer)
+                let all = [Cause::Crash, Cause::Dropped, Cause::LeaseLapsed];
+                if all.into_iter().any(|cause| causes.contains(cause) && ask.policy.takes_over(cause)) {
+                    self.take_over((owner, causes), ask.lease_ms, guard, answer)
                 } else {
                     None
                 }
@@ -328,11 +348,13 @@ impl State {
     /// owner any more; then it goes on to wait.
     fn unseen(self, op: &super::Op) -> Vec<(Option<u8>, Self)> {
         let unheard = op.answer() == Some(Answer::Unheard);
-        let goes_on = if unheard { None } else { Some(0) };
+        // Who is not heard of may have gone on to wait all the same, before it went away.
+        let goes_on = if unheard { vec![None, Some(0)] } else { vec![Some(0)] };
+        let on = |state: Self| goes_on.iter().map(move |next| (*next, state));
         let (owner, lapsed) = match self.phase {
             Phase::InFlight(owner) if owner.guard == Some(op.id) => (owner, false),
             Phase::Interrupted(owner, _) if owner.guard == Some(op.id) => (owner, true),
-            _ => return vec![(goes_on, self)],
+            _ => return on(self).collect(),
         };
         let mut next = Vec::new();
         match (op.call, op.answer()) {
@@ -350,7 +372,7 @@ impl State {
             _ => {}
         }
         if unheard || lapsed {
-            next.push((goes_on, self.with(self.released(owner))));
+            next.extend(on(self.with(self.released(owner))));
         }
         next
     }
@@ -361,7 +383,14 @@ impl State {
     }
 
     fn released(self, owner: Owner) -> Phase {
-        if owner.attempt > 1 { self.interrupted(owner) } else { self.free(owner) }
+        match self.interrupted(owner) {
+            // Why the attempt before had stopped; unless its owner came back in between, of which the log tells no more.
+            Phase::Interrupted(stopped, dropped) if owner.attempt > 1 => {
+                let Causes { crash, lapsed, .. } = owner.earlier;
+                Phase::Interrupted(stopped, Causes { crash, lapsed, ..dropped })
+            }
+            _ => self.free(owner),
+        }
     }
 
     fn free(self, owner: Owner) -> Phase {
