@@ -18,8 +18,10 @@ use crate::tasks::{block_on, options, poll, ready, waiting};
 
 type Named<T> = (&'static str, T);
 
+type End = fn(&Store, Reservation);
+
 /// How an owner can end that was overtaken.
-const ENDS: [Named<fn(&Store, Reservation)>; 8] = [
+const ENDS: [Named<End>; 8] = [
     ("complete_async", |_, old| assert_eq!(block_on(old.complete_async(b"late")).unwrap(), Completion::Superseded)),
     ("complete_batch", |store, old| {
         let stored = store.complete_batch([(old, b"late".to_vec())]);
@@ -41,8 +43,10 @@ const ENDS: [Named<fn(&Store, Reservation)>; 8] = [
     }),
 ];
 
+type Heir = fn(&Ground, &Store, &Key) -> Reservation;
+
 /// Who takes over: a waiter, a question of a batch, or a task that asks by itself.
-const HEIRS: [Named<fn(&Ground, &Store, &Key) -> Reservation>; 3] = [
+const HEIRS: [Named<Heir>; 3] = [
     ("a waiter", |ground, store, key| {
         let with = ReserveOptions::new().on_interrupted(OnInterrupted::TakeOverLapsed).wait(10 * LEASE);
         let mut waits = Box::pin(store.reserve_with_async(key, request(), &with));
@@ -100,7 +104,8 @@ fn an_overtaken_owner_changes_nothing_whoever_took_over_and_however_it_ends() {
 fn a_late_completion_counts_from_its_own_moment_by_a_batch_a_task_and_who_reattached() {
     on_every_ground(|ground| {
         let store = ground.open();
-        let ends: [Named<fn(&Store, Reservation)>; 3] = [
+        type Act = fn(&Store, Reservation);
+        let ends: [Named<Act>; 3] = [
             ("a batch", |store, owner| {
                 let stored = store.complete_batch([(owner, b"late".to_vec())]);
                 assert!(matches!(stored[..], [Ok(Completion::Done)]), "{stored:?}");
@@ -251,7 +256,8 @@ fn a_response_stays_whatever_the_error_path_of_its_caller_does() {
 /// Row O7, for each call that stores an outcome.
 #[test]
 fn an_outcome_that_cannot_be_written_is_told_by_every_call_and_the_key_is_never_free() {
-    let calls: [Named<fn(&Store, &Key)>; 7] = [
+    type Act = fn(&Store, &Key);
+    let calls: [Named<Act>; 7] = [
         ("complete_async", |store, key| {
             let not_stored = block_on(fresh(store, key).complete_async(b"paid")).unwrap_err();
             assert_eq!(not_stored.error.kind(), ErrorKind::Poisoned);
@@ -352,7 +358,8 @@ fn every_token_after_a_crash_is_larger_than_every_one_before_it_however_it_was_g
 /// Row O9: handles of a list, and an owner that comes back in ways of its own.
 #[test]
 fn a_listed_handle_is_superseded_by_an_owner_that_came_back_in_whatever_way() {
-    let backs: [Named<fn(&Store, Reservation) -> Option<Reservation>>; 5] = [
+    type Act = fn(&Store, Reservation) -> Option<Reservation>;
+    let backs: [Named<Act>; 5] = [
         ("renew_async", |_, owner| {
             assert_eq!(block_on(owner.renew_async(LEASE)).unwrap(), Completion::Done);
             Some(owner)
@@ -435,7 +442,8 @@ fn a_key_that_was_given_back_stands_for_the_next_request_and_the_shorter_retenti
 #[test]
 fn a_later_attempt_never_frees_the_key_by_once_by_a_batch_or_by_a_hand_over() {
     let take_over = || ReserveOptions::new().on_interrupted(OnInterrupted::TakeOver);
-    let ends: [Named<fn(&Store, &Key, &ReserveOptions)>; 5] = [
+    type Act = fn(&Store, &Key, &ReserveOptions);
+    let ends: [Named<Act>; 5] = [
         ("once", |store, key, with| {
             let told = store.once_with(key, request(), with, |attempt| {
                 assert_eq!(attempt.number(), 2);

@@ -57,7 +57,8 @@ fn a_key_is_interrupted_at_once_after_a_crash_in_whatever_way_it_was_reserved() 
 /// Row S2: panics and early returns of work that somebody else runs.
 #[test]
 fn an_owner_that_is_lost_in_once_in_a_batch_or_in_an_error_leaves_the_key_interrupted() {
-    let ends: [Named<fn(&Store, &str)>; 6] = [
+    type Act = fn(&Store, &str);
+    let ends: [Named<Act>; 6] = [
         ("once that panics", |store, id| {
             let told = catch_unwind(AssertUnwindSafe(|| {
                 store.once(&key(id), request(), |_| -> Result<Vec<u8>, Failed<std::io::Error>> {
@@ -203,7 +204,8 @@ fn no_bytes_and_no_body_are_replayed_as_just_that_whoever_stored_them() {
 /// Row S6: the key becomes free in other ways than by a release.
 #[test]
 fn of_three_waiters_one_owns_the_key_however_it_became_free() {
-    let ends: [Named<fn(&Store, Reservation)>; 4] = [
+    type Act = fn(&Store, Reservation);
+    let ends: [Named<Act>; 4] = [
         ("a drop that may release", |_, owner| drop(owner)),
         ("an operator", |store, owner| {
             assert!(store.forget(owner.key(), "a test").unwrap());

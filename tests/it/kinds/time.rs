@@ -99,7 +99,8 @@ fn who_grew_too_old_while_it_waited_is_told_so_when_the_key_becomes_free() {
 fn nothing_that_looks_at_a_key_extends_its_retention() {
     on_every_ground(|ground| {
         let store = ground.open();
-        let looks: [(&str, fn(&Store, &keyonce::Key)); 6] = [
+        type Look = fn(&Store, &keyonce::Key);
+        let looks: [(&str, Look); 6] = [
             ("a thread", |store, key| drop(reserve(store, key))),
             ("a task that would wait", |store, key| {
                 let with = ReserveOptions::new().wait(LEASE);
