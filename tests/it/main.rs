@@ -16,6 +16,7 @@ mod handed_on;
 mod history;
 mod images;
 mod kill;
+mod kinds;
 mod linear;
 mod listing;
 mod lock;

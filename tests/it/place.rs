@@ -25,14 +25,19 @@ pub(crate) const LEASE: Duration = Duration::from_secs(60);
 /// The largest response; small, so that segments are small and quickly made.
 pub(crate) const RESPONSE_BYTES_MAX: usize = 6000;
 
+/// How soon what is written is synced at [`Durability::Interval`], shorter than a lease.
+pub(crate) const SYNC_EVERY: Duration = Duration::from_secs(1);
+
 pub(crate) const MS: Duration = Duration::from_millis(1);
 
 /// Every level with every append mode.
-pub(crate) const EVERYWHERE: [Setting; 4] = [
+pub(crate) const EVERYWHERE: [Setting; 6] = [
     Setting { durability: Durability::PowerLoss, append_mode: AppendMode::Positioned },
     Setting { durability: Durability::PowerLoss, append_mode: AppendMode::Mapped },
     Setting { durability: Durability::ProcessCrash, append_mode: AppendMode::Positioned },
     Setting { durability: Durability::ProcessCrash, append_mode: AppendMode::Mapped },
+    Setting { durability: Durability::Interval(SYNC_EVERY), append_mode: AppendMode::Positioned },
+    Setting { durability: Durability::Interval(SYNC_EVERY), append_mode: AppendMode::Mapped },
 ];
 
 /// A level and an append mode.
