@@ -174,7 +174,9 @@ impl<'a> Worker<'a> {
             82..85 if !self.handles.is_empty() => self.resolve(),
             85..88 if !self.handles.is_empty() => self.release_interrupted(),
             88..93 => self.peek(key),
-            93..99 => self.forget(key),
+            // Who goes away unheard is thought to have been handed the key once at most: an operator who takes it away
+            // again lets one wait on, and be handed it anew.
+            93..99 if !self.manner.goes_away => self.forget(key),
             _ => self.reserve(key),
         }
     }

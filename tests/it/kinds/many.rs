@@ -150,8 +150,7 @@ impl Churns<'_> {
             return self.complete(n);
         };
         match (n % 4, info.state) {
-            // A drop that found no room in the log is said a little later.
-            (0..=2, KeyState::InFlight) | (1, KeyState::Interrupted) => {}
+            (0 | 2, KeyState::InFlight) | (1, KeyState::Interrupted) => {}
             (3, KeyState::Done) => {
                 let with = ReserveOptions::new().retention(OWN_KEPT);
                 match self.store.reserve_with(&self.own(n), request(), &with).unwrap() {

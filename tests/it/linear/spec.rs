@@ -348,13 +348,11 @@ impl State {
     /// owner any more; then it goes on to wait.
     fn unseen(self, op: &super::Op) -> Vec<(Option<u8>, Self)> {
         let unheard = op.answer() == Some(Answer::Unheard);
-        // Who is not heard of may have gone on to wait all the same, before it went away.
-        let goes_on = if unheard { vec![None, Some(0)] } else { vec![Some(0)] };
-        let on = |state: Self| goes_on.iter().map(move |next| (*next, state));
+        let goes_on = if unheard { None } else { Some(0) };
         let (owner, lapsed) = match self.phase {
             Phase::InFlight(owner) if owner.guard == Some(op.id) => (owner, false),
             Phase::Interrupted(owner, _) if owner.guard == Some(op.id) => (owner, true),
-            _ => return on(self).collect(),
+            _ => return vec![(goes_on, self)],
         };
         let mut next = Vec::new();
         match (op.call, op.answer()) {
@@ -372,7 +370,7 @@ impl State {
             _ => {}
         }
         if unheard || lapsed {
-            next.extend(on(self.with(self.released(owner))));
+            next.push((goes_on, self.with(self.released(owner))));
         }
         next
     }
