@@ -461,3 +461,30 @@ fn a_key_whose_guard_outlived_its_lease_is_kept_for_a_retention_after_the_close(
     }
     drop(held);
 }
+
+/// A reservation is on the disk, its completion is not yet, and the segment of the reservation has nothing else that
+/// counts: its file may be given away only once the completion is on the disk, or a power loss would leave neither.
+#[test]
+fn a_segment_goes_only_when_what_has_superseded_its_records_is_durable() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let minute = Duration::from_secs(60);
+    let options = options(&clock).durability(Durability::ProcessCrash).retention(Retention::new(minute, 10.0));
+    let store = testing::open(disk.clone(), options.clone().lease(10 * minute), 1).unwrap();
+    let mut filled = 0;
+    let mut fill = || {
+        filled += 1;
+        assert_eq!(fresh(&store, filled).complete(&[7; 1500]).unwrap(), Completion::Done);
+    };
+    let held = fresh(&store, "held");
+    while store.stats().segments < 3 {
+        fill();
+    }
+    store.sync().unwrap();
+    clock.advance(minute);
+    assert_eq!(held.complete(b"paid").unwrap(), Completion::Done);
+    while store.stats().segments >= 3 {
+        fill();
+    }
+    let again = testing::open(disk.crash_all_old(), options, 2).unwrap();
+    assert!(again.peek(&key("held")).unwrap().is_some(), "neither the reservation nor its response is there");
+}
