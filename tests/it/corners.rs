@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, SimDisk, Step};
+use keyonce::testing::{self, ENOSPC, ManualClock, SimDisk, Step};
 use keyonce::{
     Cause, Clock, Completion, Durability, Event, KeyState, OnDrop, OnInterrupted, Options, Reserve, ReserveOptions,
     Retention, Store,
@@ -113,8 +113,6 @@ fn a_take_over_that_nobody_saw_does_not_make_a_lapsed_lease_a_drop() {
     }
 }
 
-// What a guard had to say when the disk was full.
-
 // The ages of duplicates.
 
 #[test]
@@ -173,8 +171,6 @@ fn after_a_waker_has_panicked_tasks_are_synced_for() {
     assert!(told.is_ok(), "{told:?}");
 }
 
-// A listener that calls the store as a task.
-
 // Time that passes while somebody lies down.
 
 /// A clock by hand that is moved right after one of its readings, as by another thread.
@@ -223,8 +219,6 @@ fn a_wait_ends_also_when_its_time_passes_while_it_begins() {
     });
 }
 
-// What is told of a full disk.
-
 /// Nobody owned it, so nobody's lease lapsed.
 #[test]
 fn the_lapse_of_a_hand_over_that_nobody_saw_is_not_told_as_an_owners() {
@@ -246,8 +240,6 @@ fn the_lapse_of_a_hand_over_that_nobody_saw_is_not_told_as_an_owners() {
     assert_eq!(*heard.lock().unwrap(), [1], "the second lease was nobody's");
 }
 
-// What the counters say.
-
 /// The store's timer ends with the first waker that panics on it, and with it leases, waits and the syncs of `Interval`.
 #[test]
 fn after_a_waker_has_panicked_the_interval_is_kept() {
@@ -266,4 +258,61 @@ fn after_a_waker_has_panicked_the_interval_is_kept() {
     let _later = fresh(&store, &key("later"));
     thread::sleep(Duration::from_millis(500));
     assert!(store.stats().syncs > before, "nothing was synced for fifty times the interval");
+}
+
+/// A guard is dropped when not even the record of it has room: the key is interrupted by a drop all the same.
+#[test]
+fn a_hold_holds_also_for_a_guard_that_fell_while_the_disk_was_full() {
+    let (store, disk, clock) = quick_store();
+    let guard = fresh(&store, &key("k"));
+    clock.advance(LEASE / 2);
+    disk.fail_from(disk.steps(), ENOSPC);
+    disk.heal();
+    disk.limit_bytes(Some(1));
+    let mut n = 0;
+    // Until not even the record of a drop has room.
+    let full = loop {
+        n += 1;
+        let size = if n > 40 { 0 } else { 6000 };
+        match store.reserve(&key(format!("fill-{n}")), request()) {
+            Ok(Reserve::Fresh(other)) => match other.complete(&vec![7; size]) {
+                Ok(_) => {}
+                Err(_) if size > 0 => {}
+                Err(not_stored) => break not_stored.error,
+            },
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+        assert!(n < 100_000);
+    };
+    drop(guard);
+    let hold = ReserveOptions::new().on_interrupted(OnInterrupted::Hold(LEASE / 4));
+    let told = store.reserve_with(&key("k"), request(), &hold).unwrap();
+    let cause = store.peek(&key("k")).unwrap().unwrap().cause;
+    assert!(matches!(told, Reserve::InFlight(_)), "{full}: {told:?}, {cause:?}");
+    assert_eq!(cause, Some(Cause::Dropped), "this process lives");
+}
+
+/// Dropped before it is ready, a reserve leaves nothing behind, as soon as the log can say so.
+#[test]
+fn a_hand_over_that_nobody_saw_is_given_back_also_when_the_disk_was_full() {
+    let (store, disk, _) = quick_store();
+    let guard = fresh(&store, &key("k"));
+    let mut waits = wait(&store, "k");
+    assert!(poll(&mut waits).is_pending());
+    assert_eq!(guard.release().unwrap(), Completion::Done);
+    disk.limit_bytes(Some(1));
+    let mut n = 0;
+    while let Ok(Reserve::Fresh(other)) = store.reserve(&key(format!("fill-{n}")), request()) {
+        n += 1;
+        std::mem::forget(other);
+    }
+    drop(waits);
+    // Until there is room it reads as what a dropped guard leaves; whoever finds room again lets it be said.
+    assert_eq!(state(&store, &key("k")), Some(KeyState::Interrupted));
+    disk.limit_bytes(None);
+    drop(fresh(&store, &key("there is room")));
+    assert_eq!(state(&store, &key("k")), None, "no work can have begun");
+    let told = store.reserve(&key("k"), request()).unwrap();
+    assert!(matches!(told, Reserve::Fresh(_)), "{told:?}");
 }
