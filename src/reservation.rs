@@ -17,7 +17,7 @@ use crate::engine::{Acted, Begun, Engine, RestsOn};
 use crate::error::Error;
 use crate::format::Cause;
 use crate::key::{Fingerprint, Key, Token};
-use crate::options::{Durability, OnDrop};
+use crate::options::OnDrop;
 use crate::retention::checked_ms;
 use crate::state::{Answer, Call, State};
 use crate::wait::{Caller, now};
@@ -55,7 +55,6 @@ struct Held {
     token: Token,
     /// Which guard of the token this is.
     guard_id: u64,
-    durability: Durability,
     attempt: u32,
     lease_ms: u64,
     checkpoint: Arc<[u8]>,
@@ -73,9 +72,7 @@ impl Held {
     }
 
     async fn act(&self, call: Call, given: &[u8], caller: Caller) -> Result<Completion, Error> {
-        Ok(Completion::of(
-            &self.engine.call_of_guard(&self.key, (self.guard_id, self.durability), call, given, caller).await?,
-        ))
+        Ok(Completion::of(&self.engine.call_of_guard(&self.key, self.guard_id, call, given, caller).await?))
     }
 }
 
@@ -121,7 +118,6 @@ impl Reservation {
             fingerprint: owned.fingerprint,
             token: Token::from_u64(owned.token),
             guard_id: acted.guard_id.expect("a guard was made"),
-            durability: owned.durability,
             attempt: owned.attempt,
             lease_ms,
             checkpoint: Arc::clone(&acted.payload),

@@ -19,17 +19,17 @@ use crate::state::{Answer, Call, Lease, State, Stop, Terms};
 use crate::wait::Caller;
 
 impl Engine {
-    /// An act of whoever holds this guard, at the level of its reservation: once it has ended, the act is superseded.
+    /// An act of whoever holds this guard: once it has ended, the act is superseded.
     pub(crate) async fn call_of_guard(
         &self,
         key: &Key,
-        (guard_id, level): (u64, Durability),
+        guard_id: u64,
         call: Call,
         given: &[u8],
         caller: Caller,
     ) -> Result<Acted, Error> {
         let act = Act::OfGuard { guard_id, call };
-        let begun = self.begin(key, Step::new(act, Waits::For(level)).carrying(given), caller).await?;
+        let begun = self.begin(key, Step::new(act, self.waits()).carrying(given), caller).await?;
         self.settled(begun, caller).await
     }
 

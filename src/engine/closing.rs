@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::format::Cause;
 use crate::helper;
 use crate::key::Key;
-use crate::left;
+use crate::left::{self, Left};
 use crate::state::Call;
 use crate::sync::Ordering;
 use crate::wait::Bell;
@@ -32,6 +32,17 @@ pub struct CloseReport {
     pub unfinished: u64,
 }
 
+/// What closing has found running.
+#[derive(Default)]
+struct Interrupted {
+    unfinished: u64,
+    /// Who waits for keys.
+    places: Vec<Place>,
+    /// Reservations that the log says are interrupted, and those that it could not be told of.
+    said: Left,
+    left_unsaid: Left,
+}
+
 impl Engine {
     /// Ends the store: no new reservation, running owners may finish for `wait_ms`, then an end mark, and the lock is
     /// free. Once closed, stays so; a second call shortens the time that is left to the owners, and tells what the first
@@ -51,8 +62,11 @@ impl Engine {
             return report;
         }
         self.wait_for_guards();
-        let (unfinished, places) = self.interrupt_all();
+        let Interrupted { unfinished, places, said, left_unsaid } = self.interrupt_all();
         let ended = self.end(unfinished);
+        // What was said in vain is left to the next opening in this process, as what could not be said at all.
+        let in_vain = if ended.is_err() { said } else { Vec::new() };
+        left::leave(self.log.whose(), in_vain.into_iter().chain(left_unsaid).collect());
         self.timer.stop();
         self.leader.stop();
         self.helper.stop();
@@ -97,29 +111,28 @@ impl Engine {
     }
 
     /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
-    /// work, so as one whose lease lapsed. Gives how many there are, and who waits for keys.
-    fn interrupt_all(&self) -> (u64, Vec<Place>) {
+    /// work, so as one whose lease lapsed.
+    fn interrupt_all(&self) -> Interrupted {
         self.closed.store(true, Ordering::Release);
-        let (mut unfinished, mut places) = (0, Vec::new());
-        let mut left_unsaid = Vec::new();
+        let mut all = Interrupted::default();
         for shard in &self.shards {
             let tokens: Vec<_> = {
                 let mut shard = shard.lock();
-                places.extend(shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)));
+                all.places.extend(shard.held.values_mut().flat_map(|held| std::mem::take(&mut held.places)));
                 // What was handed over to somebody who has not taken it is given back.
                 let is_unfinished = |held: &&Held| held.is_guarded() && !held.unseen;
-                unfinished += shard.held.values().filter(is_unfinished).count() as u64;
+                all.unfinished += shard.held.values().filter(is_unfinished).count() as u64;
                 shard.held.iter().filter(|(_, held)| held.guard.is_some()).map(|(token, _)| *token).collect()
             };
             for token in tokens {
-                if self.end_lease(shard, token).is_err() {
-                    left_unsaid.extend(self.key_of(&shard.lock(), token).map(|key| (key, token)));
-                }
+                let key = self.key_of(&shard.lock(), token);
+                let is_said = self.end_lease(shard, token).is_ok();
+                let kept = if is_said { &mut all.said } else { &mut all.left_unsaid };
+                kept.extend(key.map(|key| (key, token)));
             }
             shard.lock().held.clear();
         }
-        left::leave(self.log.whose(), left_unsaid);
-        (unfinished, places)
+        all
     }
 
     /// The key of a reservation that a guard holds.

@@ -1,19 +1,19 @@
 //! Many at once: rows M1 to M3, and a clock that moves in the middle of a call.
 
 use std::collections::HashMap;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, SimDisk};
+use keyonce::testing::ManualClock;
 use keyonce::{
     Ask, Body, Clock, Completion, Key, KeyState, OnInterrupted, Reservation, Reserve, ReserveOptions, Store,
 };
 
 use super::ground::on_every_ground;
 use crate::place::{LEASE, MS, as_fresh, as_replay, fresh, interrupted, key, replays, request};
-use crate::tasks::{PATIENCE, Wakes, block_on, machine_now, options, poll, poll_for};
+use crate::tasks::{PATIENCE, block_on, machine_now, poll};
 
 /// Row M1: threads, tasks and batches against each other, of a key that is new, interrupted, or has expired.
 #[test]
@@ -236,69 +236,6 @@ fn own_keys_are_never_missing_while_others_churn_shards_grow_and_segments_retire
             }
         }
     });
-}
-
-/// A clock that moves on at a chosen reading of it.
-#[derive(Debug)]
-struct Moves {
-    hands: ManualClock,
-    readings: AtomicU64,
-    at: AtomicU64,
-    by: Duration,
-}
-
-impl Clock for Moves {
-    fn wall_ms(&self) -> u64 {
-        self.hands.wall_ms()
-    }
-
-    fn boot_ms(&self) -> u64 {
-        let now = self.hands.boot_ms();
-        if self.readings.fetch_add(1, Ordering::SeqCst) == self.at.load(Ordering::SeqCst) {
-            self.hands.advance(self.by);
-        }
-        now
-    }
-
-    fn boot_id(&self) -> [u8; 16] {
-        self.hands.boot_id()
-    }
-
-    fn sleep(&self, ms: u64) -> Option<Duration> {
-        self.hands.sleep(ms)
-    }
-
-    fn on_move(&self, wake: Weak<dyn Fn() + Send + Sync>) {
-        self.hands.on_move(wake);
-    }
-}
-
-/// Time passes between two steps of a call that is about to wait, so that it is over before anybody was told of it.
-#[test]
-fn a_wait_that_is_over_before_it_has_begun_ends() {
-    for reading in 1..12 {
-        let hands = ManualClock::default();
-        let clock = Arc::new(Moves {
-            hands: hands.clone(),
-            readings: AtomicU64::new(0),
-            at: AtomicU64::new(u64::MAX),
-            by: MS * 20,
-        });
-        let open = options(&hands).clock(Arc::<Moves>::clone(&clock));
-        let store = testing::open(SimDisk::new(), open, 1).unwrap();
-        let owner = fresh(&store, &key("k"));
-        let with = ReserveOptions::new().wait(MS * 10);
-        let wakes = Arc::<Wakes>::default();
-        let mut waits = Box::pin(store.reserve_with_async(&key("k"), request(), &with));
-        clock.readings.store(0, Ordering::SeqCst);
-        clock.at.store(reading, Ordering::SeqCst);
-        let pending = poll_for(&mut waits, &wakes).is_pending();
-        let moved = clock.readings.load(Ordering::SeqCst) > reading;
-        if pending && moved {
-            assert!(wakes.count() > 0, "reading {reading}: its time is over, and nobody wakes it");
-        }
-        drop((waits, owner));
-    }
 }
 
 /// Row M2: all who may end an interruption do so at once.

@@ -3,8 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use keyonce::{
-    Ask, Body, Clock as _, Completion, Durability, Failed, OnInterrupted, OnceError, Outcome, Reserve, ReserveOptions,
-    Store,
+    Ask, Body, Clock as _, Completion, Failed, OnInterrupted, OnceError, Outcome, Reserve, ReserveOptions, Store,
 };
 
 use super::ground::{Ground, on_every_ground};
@@ -192,11 +191,4 @@ fn renewals_take_no_step(ground: &Ground, with: &ReserveOptions) {
 #[test]
 fn a_renewal_writes_nothing() {
     on_every_ground(|ground| renewals_take_no_step(ground, &ReserveOptions::new()));
-}
-
-/// A reservation that need not survive a power loss is renewed as it was made and as it is completed: without a sync.
-#[test]
-fn a_renewal_waits_for_no_sync_that_its_reservation_did_not_wait_for() {
-    let quick = ReserveOptions::new().durability(Durability::ProcessCrash);
-    on_every_ground(|ground| renewals_take_no_step(ground, &quick));
 }
