@@ -18,7 +18,7 @@ const EACH: usize = 4;
 const ALL_MIN: usize = 100;
 
 /// More histories than this are not needed to find each kind.
-const RECORDED_MAX: u64 = 60;
+const RECORDED_MAX: u64 = 400;
 
 /// A falsehood: what it is, and the history with it, if this call lends itself to it.
 type Kind = (&'static str, fn(&Facts<'_>, &Op) -> Option<Vec<Op>>);
