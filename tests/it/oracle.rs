@@ -166,6 +166,11 @@ impl Fate {
                 let lapsed = (owner.lease_end_ms..=now_ms).contains(&shown.since_ms);
                 is_of(owner) && (interrupted(owner, Cause::Crash) || lapsed && interrupted(owner, Cause::LeaseLapsed))
             }
+            // A later attempt that was given back is interrupted for the cause of the one before it.
+            Self::Stopped { owner, cause: Cause::Dropped, .. } if owner.attempt > 1 => {
+                let causes = [Cause::Dropped, Cause::Crash, Cause::LeaseLapsed];
+                is_of(owner) && causes.into_iter().any(|cause| interrupted(owner, cause))
+            }
             Self::Stopped { owner, cause, .. } => is_of(owner) && interrupted(owner, *cause),
             Self::Done { owner, bytes, kept, until_ms } => {
                 now_ms < *until_ms
