@@ -129,8 +129,7 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// Starts the thread. `look` is told what is due next, does what is due by now, and says how long the thread may
-    /// sleep; `None` ends it.
+    /// Starts the thread, which is to do what is due, [`sleep`](Self::sleep), and begin again until that says `false`.
     ///
     /// # Errors
     ///

@@ -26,7 +26,8 @@ use crate::wait::{Caller, now};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "`Superseded` means that nothing was changed: another owner, or an operator, decided the key's fate"]
 pub enum Completion {
-    /// It took effect, and survives what the reservation's level names.
+    /// It took effect, and survives what the reservation's level names; but for a release, which a power loss may take
+    /// back: the key is interrupted then, which is safe.
     Done,
     /// The reservation is no longer the latest of its key, or the key is gone. Nothing was changed.
     Superseded,
@@ -330,7 +331,7 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// [`NotStored`] gives the reservation back; its source says `Superseded` when it was no longer the latest.
+    /// [`NotStored`] gives the reservation back, with `Cancelled` when it was no longer the latest of its key.
     pub fn detach(self, lease: Duration) -> Result<Token, NotStored> {
         now(self.hand_on(lease, Caller::Thread))
     }

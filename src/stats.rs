@@ -57,7 +57,7 @@ pub struct Stats {
     pub fresh: u64,
     /// Reserves that were answered `Replay`.
     pub replays: u64,
-    /// Reserves that were answered `InFlight`.
+    /// Reserves that were answered `InFlight`, and reattachments that found a living guard.
     pub in_flight: u64,
     /// Reserves that were answered `Interrupted`.
     pub interrupted: u64,
@@ -69,7 +69,7 @@ pub struct Stats {
     pub completed: u64,
     /// Reservations that were given back.
     pub released: u64,
-    /// Acts of an owner that was no longer the latest.
+    /// Acts of an owner that was no longer the latest, and of operators on keys that were not known.
     pub superseded: u64,
     /// How old keys were when their duplicates came: the retry window as it was measured.
     pub retry_ages: RetryAges,

@@ -34,7 +34,7 @@ pub struct CloseReport {
 
 /// What closing has found running.
 #[derive(Default)]
-struct Interrupted {
+struct Ended {
     unfinished: u64,
     /// Who waits for keys.
     places: Vec<Place>,
@@ -62,7 +62,7 @@ impl Engine {
             return report;
         }
         self.wait_for_guards();
-        let Interrupted { unfinished, places, said, left_unsaid } = self.interrupt_all();
+        let Ended { unfinished, places, said, left_unsaid } = self.interrupt_all();
         let ended = self.end(unfinished);
         // What was said in vain is left to the next opening in this process, as what could not be said at all.
         let in_vain = if ended.is_err() { said } else { Vec::new() };
@@ -112,9 +112,9 @@ impl Engine {
 
     /// Refuses all further calls and leaves every reservation that still runs as interrupted: its owner may still be at
     /// work, so as one whose lease lapsed.
-    fn interrupt_all(&self) -> Interrupted {
+    fn interrupt_all(&self) -> Ended {
         self.closed.store(true, Ordering::Release);
-        let mut all = Interrupted::default();
+        let mut all = Ended::default();
         for shard in &self.shards {
             let tokens: Vec<_> = {
                 let mut shard = shard.lock();
