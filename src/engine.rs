@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::event::{Event, Listener};
 use crate::format::{Draft, StateKind};
 use crate::helper::{Counter, Helper, Timer};
+use crate::index::Candidate;
 use crate::key::{HashSeed, Key};
 use crate::log::{Appended, Live, Log, NotAppended};
 use crate::options::{Checked, Durability};
@@ -426,12 +427,20 @@ impl Engine {
         Ok((state::apply(&record), appended))
     }
 
-    fn look<'a>(&self, live: &'a Live, shard: &Shard, hash: u64, key: &Key, now_ms: u64) -> Result<Look<'a>, Error> {
+    fn look<'a>(
+        &self,
+        live: &'a Live,
+        shard: &mut Shard,
+        hash: u64,
+        key: &Key,
+        now_ms: u64,
+    ) -> Result<Look<'a>, Error> {
         let mut latest = None;
         let mut damage = None;
-        let found = shard.index.find(hash, self.log.oldest_live(), |address| {
+        let found = shard.index.find(hash, self.log.oldest_live(), |Candidate { address, hinted }| {
             let Some(life) = live.get(address.segment) else { return false };
-            match life.state_record(address.offset) {
+            let record = if hinted { life.checked_record(address.offset) } else { life.state_record(address.offset) };
+            match record {
                 Ok((record, len)) if record.scope == key.scope() && record.id == key.id() => {
                     latest = Some((life, record, len, life.lsn(address.offset) + len));
                     true
@@ -448,6 +457,9 @@ impl Engine {
             let absent = Look { state: State::Absent, latest: None, guard: None };
             return damage.map_or(Ok(absent), Err);
         };
+        if found.hinted {
+            shard.index.note_checked(found);
+        }
         let state = state::apply(&record);
         let held = state.token().and_then(|token| shard.held.get(&token));
         let guard = held.and_then(|held| held.guard);

@@ -20,6 +20,7 @@
 //! | `keyonce.store` | the store file, 512 bytes |
 //! | `LOCK` | nothing; it is what a process locks |
 //! | `segment-XXXXXXXX.keyonce` | a segment: header copies at 0 and 4096, records from 8192 ([`DATA_START`]) on |
+//! | `hint-XXXXXXXX.keyonce` | a hint of what lies in the segment file of the same index |
 //!
 //! ## Store file: 512 bytes
 //!
@@ -174,18 +175,41 @@
 //! | | 56 | unfinished keys | u64 |
 //! | | 64 | zero | u64 |
 //! | Pad = 19, 16 bytes or more | 16 | anything: not covered, not written | |
+//!
+//! # Hints
+//!
+//! A hint spares an opening the reading of a segment that has its Next and was synced whole. It is a cache: written
+//! after that sync, never synced itself, and looked at only for a segment that lies wholly below the synced LSN that
+//! headers and records tell of. One that is missing, cut, stale or damaged is as good as none. It names every record
+//! that gives a key a state, in the order of the log, but for those that a later record of the same token in the same
+//! segment has superseded. What it names is not checked until it is first used.
+//!
+//! | offset | field | type |
+//! |---|---|---|
+//! | 0 | magic `KEYHINT\0` | 8 bytes |
+//! | 8 | format version = 1 | u32 |
+//! | 12 | zero | u32 |
+//! | 16 | store id | 16 bytes |
+//! | 32 | segment number | u64 |
+//! | 40 | salt of the segment's life | u64 |
+//! | 48 | offset behind the segment's last record, which is its Next | u64 |
+//! | 56 | n | u64 |
+//! | 64 | first half of the BLAKE3 digest of bytes 0..64 and 80.. | 16 bytes |
+//! | 80 | n entries: hash of the key (SipHash-1-3 over the scope's length in a byte, scope, id), kept until, kind << 24 \| offset in units of 8 bytes | u64, u48, u32 |
 
 mod check;
 mod draft;
 mod header;
+mod hint;
 mod record;
 
 pub(crate) use self::draft::Draft;
 pub(crate) use self::header::{HeaderFault, Role, SegmentHeader, StoreFile, StoreFileFault};
+pub(crate) use self::hint::{Entry, HINT_ENTRY_BYTES, HINT_HEAD_BYTES, HintOf, decode_hint, encode_hint};
 pub use self::record::Cause;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use self::record::Seen;
-pub(crate) use self::record::{Bad, Closed, Next, Record, StateKind, StateRecord, record_len, trusted, verify};
+pub(crate) use self::record::{
+    Bad, Closed, Next, Record, Seen, StateKind, StateRecord, record_len, to_next_head, trusted, verify,
+};
 
 /// The version of the format that this file specifies.
 pub(crate) const VERSION: u32 = 1;

@@ -69,11 +69,21 @@ const LUCKLESS_FILL_PERCENT: u64 = 95;
 /// A planned shard begins with this many buckets or up to twice as many, unless the plan is smaller.
 const FIRST_BUCKETS_MIN: u64 = 64;
 
+/// A record that may be the one that is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) address: Address,
+    /// It is known from a hint alone: whoever looks at it checks it first.
+    pub(crate) hinted: bool,
+}
+
 /// What a search found. It is good until the shard is next changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     /// Where the key's newest record lies.
     pub(crate) address: Address,
+    /// See [`Candidate::hinted`].
+    pub(crate) hinted: bool,
     place: Place,
 }
 
@@ -81,6 +91,12 @@ pub(crate) struct Found {
 enum Place {
     Slot { bucket: usize, slot: usize },
     Stash { entry: usize },
+}
+
+impl Found {
+    fn new(Candidate { address, hinted }: Candidate, place: Place) -> Self {
+        Self { address, hinted, place }
+    }
 }
 
 /// A slot for which there was no room near its home.
@@ -165,7 +181,12 @@ impl IndexShard {
     /// # Panics
     ///
     /// If `oldest_live` has moved too far since the last sweep.
-    pub(crate) fn find(&self, hash: u64, oldest_live: u64, mut matches: impl FnMut(Address) -> bool) -> Option<Found> {
+    pub(crate) fn find(
+        &self,
+        hash: u64,
+        oldest_live: u64,
+        mut matches: impl FnMut(Candidate) -> bool,
+    ) -> Option<Found> {
         let position = self.position(hash);
         let home = self.home(position);
         let bucket = self.bucket(home);
@@ -184,7 +205,28 @@ impl IndexShard {
     /// If `found` is stale, if the address cannot be packed ([`OFFSET_END`], [`SEGMENT_SPAN_MAX`]), or if `oldest_live`
     /// has moved too far since the last sweep.
     pub(crate) fn publish(&mut self, hash: u64, oldest_live: u64, found: Option<Found>, address: Address) {
-        let packed = slot::pack_checked(address, oldest_live);
+        self.publish_packed(hash, oldest_live, found, slot::pack_checked(address, oldest_live));
+    }
+
+    /// The same for a record that is known from a hint alone.
+    ///
+    /// # Panics
+    ///
+    /// As [`publish`](Self::publish).
+    pub(crate) fn publish_hinted(&mut self, hash: u64, oldest_live: u64, found: Option<Found>, address: Address) {
+        self.publish_packed(hash, oldest_live, found, slot::pack_checked(address, oldest_live) | slot::HINTED);
+    }
+
+    /// The record that was found has been checked.
+    ///
+    /// # Panics
+    ///
+    /// If `found` is stale.
+    pub(crate) fn note_checked(&mut self, found: Found) {
+        *self.word_of(found) &= !slot::HINTED;
+    }
+
+    fn publish_packed(&mut self, hash: u64, oldest_live: u64, found: Option<Found>, packed: u64) {
         if let Some(found) = found {
             let word = self.word_of(found);
             *word = slot::with_packed(*word, packed);
@@ -317,7 +359,7 @@ impl IndexShard {
             Place::Stash { entry } => self.stash.get_mut(entry).map(|stashed| &mut stashed.word),
         };
         let word = word.expect("what was found is still there");
-        let unchanged = slot::is_taken(*word) && slot::packed(*word) == slot::pack(found.address);
+        let unchanged = slot::is_taken(*word) && slot::names(*word, found.address);
         assert!(unchanged, "the shard was changed since the search");
         word
     }
@@ -335,6 +377,10 @@ impl IndexShard {
         slot::address(word, oldest_live)
     }
 
+    fn candidate(&self, word: u64, oldest_live: u64) -> Candidate {
+        Candidate { address: self.address(word, oldest_live), hinted: word & slot::HINTED != 0 }
+    }
+
     /// Searches one bucket for slots whose upper bits are those of `head`.
     #[inline]
     fn find_in(
@@ -343,7 +389,7 @@ impl IndexShard {
         bucket: &Bucket,
         head: u64,
         oldest_live: u64,
-        matches: &mut impl FnMut(Address) -> bool,
+        matches: &mut impl FnMut(Candidate) -> bool,
     ) -> Option<Found> {
         let mut candidates = bucket.candidates(head);
         while candidates != 0 {
@@ -353,9 +399,9 @@ impl IndexShard {
             if !slot::is_live(word, oldest_live) {
                 continue;
             }
-            let address = self.address(word, oldest_live);
-            if matches(address) {
-                return Some(Found { address, place: Place::Slot { bucket: index, slot } });
+            let candidate = self.candidate(word, oldest_live);
+            if matches(candidate) {
+                return Some(Found::new(candidate, Place::Slot { bucket: index, slot }));
             }
         }
         None
@@ -369,7 +415,7 @@ impl IndexShard {
         home: usize,
         marks: u64,
         oldest_live: u64,
-        matches: &mut impl FnMut(Address) -> bool,
+        matches: &mut impl FnMut(Candidate) -> bool,
     ) -> Option<Found> {
         let later = if marks & LATER != 0 { 1..self.near() } else { 0..0 };
         for displaced in later {
@@ -386,8 +432,8 @@ impl IndexShard {
             if stashed.position != position || !slot::is_live(stashed.word, oldest_live) {
                 return None;
             }
-            let address = self.address(stashed.word, oldest_live);
-            matches(address).then_some(Found { address, place: Place::Stash { entry } })
+            let candidate = self.candidate(stashed.word, oldest_live);
+            matches(candidate).then_some(Found::new(candidate, Place::Stash { entry }))
         })
     }
 

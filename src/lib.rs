@@ -142,6 +142,7 @@ mod error;
 mod event;
 mod format;
 mod helper;
+mod hint;
 mod index;
 mod key;
 mod left;
@@ -151,6 +152,7 @@ mod options;
 mod recovery;
 mod reservation;
 mod retention;
+mod scan;
 mod segment;
 mod state;
 mod stats;
@@ -173,7 +175,7 @@ pub use crate::reservation::{
     NotReattached, NotStored, Reservation, Response, TooOld,
 };
 pub use crate::retention::Retention;
-pub use crate::stats::{Health, OpenReport, RetryAges, Stats};
+pub use crate::stats::{Health, OpenReport, Progress, RetryAges, Stats};
 pub use crate::store::{Ask, Failed, OnceError, Outcome, Reserve, Store};
 
 /// The README's example compiles.

@@ -25,7 +25,9 @@ use crate::commit::Commit;
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
 use crate::format::{self, Closed, Draft, Next, Role, SegmentHeader};
+use crate::hint;
 use crate::index::{self, Address};
+use crate::key::HashSeed;
 use crate::left::Whose;
 use crate::retention::SEGMENT_BYTES_STEP;
 use crate::segment::{self, Life};
@@ -406,6 +408,18 @@ impl Log {
         *self.ready.lock() = None;
     }
 
+    /// Leaves the hint of each segment that has ended, is durable, and has none yet.
+    pub(crate) fn leave_hints(&self, seed: &HashSeed, commit: &Commit) {
+        let newest_number = self.newest_number();
+        let due = |life: &&Arc<Life>| {
+            life.number < newest_number && life.end_lsn() <= commit.durable() && !life.hint_is_done()
+        };
+        let due: Vec<_> = self.live.read().iter().filter(due).cloned().collect();
+        for life in due {
+            hint::leave(&*self.run.storage, self.run.store_id, &life, seed);
+        }
+    }
+
     /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it
     /// up frees room: its own, or that of a segment behind it that can follow.
     pub(crate) fn retirable(&self, now_ms: u64, commit: &Commit) -> Option<Over> {
@@ -569,6 +583,7 @@ impl Files {
                 run.storage
                     .remove(&small.name)
                     .map_err(|error| Error::io(format!("removing {}", small.name), error))?;
+                hint::remove_beside(&*run.storage, &small.name);
             }
         }
         Ok(life)

@@ -3,6 +3,7 @@
 //! Setters never fail. All checking is in `validate`, which names the option that is at fault and gives plain numbers:
 //! behind it, nobody checks an option again.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,9 +11,10 @@ use crate::clock::{Clock, SystemClock, ms_rounded_up, unix_ms};
 use crate::error::Error;
 use crate::event::{Event, OnEvent};
 use crate::retention::{
-    DURATION_MS_MAX, Retention, checked_ms, checked_segment_bytes, planned_segment_bytes, segment_bytes_min,
+    DURATION_MS_MAX, Retention, checked_ms, checked_segment_bytes, pair_bytes, planned_segment_bytes, segment_bytes_min,
 };
 use crate::state::{Lease, Policy};
+use crate::stats::{OnProgress, Progress};
 
 /// The largest `response_bytes_max`.
 pub(crate) const RESPONSE_BYTES_LIMIT: usize = 16 << 20;
@@ -158,6 +160,7 @@ pub struct Options {
     clock: Option<Arc<dyn Clock>>,
     clock_jump_max: Duration,
     on_event: Option<OnEvent>,
+    progress: Option<OnProgress>,
 }
 
 impl Options {
@@ -178,6 +181,7 @@ impl Options {
             clock: None,
             clock_jump_max: CLOCK_JUMP_MAX,
             on_event: None,
+            progress: None,
         }
     }
 
@@ -274,6 +278,25 @@ impl Options {
         Self { on_event: Some(OnEvent(on_event)), ..self }
     }
 
+    /// Who is told how far an opening has come, and may call it off: before anything is read, and whenever a segment is
+    /// known, from whatever thread reads it. [`ControlFlow::Break`] ends the opening with
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and not a byte is changed. Default nobody.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use std::sync::Arc;
+    /// use keyonce::{Options, Progress};
+    ///
+    /// let options = Options::new().progress(Arc::new(|progress: &Progress| {
+    ///     eprintln!("{} of {} bytes", progress.bytes_read, progress.bytes);
+    ///     ControlFlow::Continue(())
+    /// }));
+    /// # let _ = options;
+    /// ```
+    pub fn progress(self, progress: Arc<dyn Fn(&Progress) -> ControlFlow<()> + Send + Sync>) -> Self {
+        Self { progress: Some(OnProgress(progress)), ..self }
+    }
+
     /// The options as plain numbers, each within its range.
     pub(crate) fn validate(&self) -> Result<Checked, Error> {
         let retention_ms = self.retention.checked_window_ms()?;
@@ -315,6 +338,8 @@ impl Options {
             clock: self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new())),
             clock_jump_max_ms,
             on_event: self.on_event.clone(),
+            progress: self.progress.clone(),
+            pair_bytes: pair_bytes(response_bytes),
         })
     }
 
@@ -366,6 +391,9 @@ pub(crate) struct Checked {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) clock_jump_max_ms: u64,
     pub(crate) on_event: Option<OnEvent>,
+    pub(crate) progress: Option<OnProgress>,
+    /// What a key is planned to take in the log.
+    pub(crate) pair_bytes: u64,
 }
 
 /// What a single `reserve` asks for beyond the store's options; what is not set is the store's.

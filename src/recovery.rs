@@ -5,13 +5,14 @@
 //! 1. **Survey.** Both header copies of every segment file are read. A recovery at the top of the chain that did not
 //!    come to its `Sealed` is void. The live chain runs from the newest segment back by `previous`, down to the oldest
 //!    live number that any header names; a segment missing in it is corruption.
-//! 2. **Scan.** Every segment of the chain is read by positioned reads, record after record; where nothing verifies,
-//!    the scan goes on eight bytes further, so one damaged record costs no other.
-//! 3. **Judge.** The *known synced LSN* is the largest that any header or record claims. Below it every byte was on the
-//!    disk once: a failed check is damage, and the store is refused. At or above it a failed check is what a crash
-//!    leaves.
-//! 4. **Apply** the records in the order of the log; of two of a key the later wins, expired or not.
-//! 5. **Seal.** What lies above the known synced LSN may stand in the page cache alone. The latest record of every key
+//! 2. **Read.** Every segment of the chain is read by positioned reads, record after record; where nothing verifies,
+//!    the scan goes on to the next head that does, so one damaged record costs no other. Of a segment that lies wholly
+//!    below the *known synced LSN*, the largest that any header or record claims, the hint serves as well, and its
+//!    records are checked when they are first used. Every record goes into the index at once; of two of a key the one
+//!    that is later in the log wins, expired or not, so segments are read in any order, and by several threads.
+//! 3. **Judge.** Below the known synced LSN every byte was on the disk once: a failed check is damage, and the store is
+//!    refused. At or above it a failed check is what a crash leaves.
+//! 4. **Seal.** What lies above the known synced LSN may stand in the page cache alone. The latest record of every key
 //!    touched there is copied into a recovery segment, then `Sealed` names the interval of the log that the copies
 //!    replace, then one sync. Replaced intervals are never read or judged again, so the decision is made once, and a
 //!    crash at any moment of a recovery changes nothing. Nearly empty segments at the end of the chain are folded in
@@ -21,23 +22,30 @@
 //! seen, so no token is ever given twice.
 
 mod survey;
+mod table;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use self::survey::{Copies, Intervals, Link, Scan, Survey};
+use self::survey::{Copies, Survey};
+use self::table::Table;
+pub(crate) use self::table::shard_of;
 use crate::clock::{HeldJump, StoreTime};
 use crate::commit::Commit;
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind};
-use crate::format::{self, Draft, Role, STORE_FILE_BYTES, StateKind, StateRecord, StoreFile, StoreFileFault};
-use crate::index::{self, Address, IndexShard};
+use crate::format::{self, Draft, Role, STORE_FILE_BYTES, StateKind, StoreFile, StoreFileFault};
+use crate::hint;
+use crate::index::{Address, IndexShard};
 use crate::key::HashSeed;
-use crate::log::{Live, Log, Past, Run, Spare, Start};
+use crate::log::{Log, Past, Run, Spare, Start};
 use crate::options::Checked;
+use crate::scan::Reading;
 use crate::segment::{self, Found, Life};
 use crate::state::{self, State};
-use crate::stats::OpenReport;
+use crate::stats::{OnProgress, OpenReport, Progress};
 use crate::storage::{LOCK_FILE, Storage};
+use crate::sync::{Ordering, UnmodelledAtomicU64};
 
 /// The file that makes a directory a store; it is renamed into place when everything else is durable.
 pub(crate) const STORE_FILE: &str = "keyonce.store";
@@ -71,7 +79,8 @@ pub(crate) fn refuse_foreign(storage: &dyn Storage) -> Result<(), Error> {
         return read_store_file(storage).map(|_| ());
     }
     let ours = |name: &str| {
-        name == LOCK_FILE || name == STORE_FILE_PART || name == LOST_AND_FOUND || segment::file_index(name).is_some()
+        let fixed = [LOCK_FILE, STORE_FILE_PART, LOST_AND_FOUND].contains(&name);
+        fixed || segment::file_index(name).is_some() || hint::file_index(name).is_some()
     };
     match names.iter().find(|name| !ours(name)) {
         Some(foreign) => Err(Error::new(
@@ -104,9 +113,23 @@ pub(crate) fn open(
         .collect::<Result<Vec<_>, _>>()?;
     if names.iter().any(|name| name == STORE_FILE) {
         let store = read_store_file(&*storage)?;
-        let survey = Survey::take(&store, files)?;
+        let reader = Reader::new(&*storage, &store, options, &files);
+        reader.tell(0)?;
+        let mut survey = Survey::take(&store, files)?;
+        let (time, jump) =
+            StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
+        let keys = survey.bytes().div_ceil(options.pair_bytes).min(options.keys);
+        let shards = new_shards(shard_count, options, keys);
+        let table = survey.table(shards, time.now_ms());
+        survey.read(&table, &reader)?;
         survey.judge()?;
-        recover(survey, storage, entropy, options, &store, shard_count)
+        let report = OpenReport {
+            hints: reader.hints.load(Ordering::Relaxed),
+            clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
+            ..survey.report()
+        };
+        let opened = recover(survey, table, time, report, storage, entropy, options, &store)?;
+        Ok(Opened { jump, ..opened })
     } else {
         create(storage, entropy, options, files, shard_count)
     }
@@ -153,7 +176,10 @@ fn create(
 ) -> Result<Opened, Error> {
     for found in &files {
         let half_made = match &found.header {
-            Some(header) => header.number == 1 && Scan::run(found, header)?.is_empty(),
+            Some(header) => {
+                let life = Life::new(found.name.clone(), header, Arc::clone(&found.data));
+                header.number == 1 && Reading::of(&life, &mut Vec::new())?.scan.is_empty()
+            }
             None => found.never_lived(),
         };
         if !half_made {
@@ -172,7 +198,7 @@ fn create(
         created_ms: time.now_ms(),
         run_number: 1,
     };
-    let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
+    let run = new_run(Arc::clone(&storage), entropy, time, &store, options)?;
     let start = Start { previous: 0, first_lsn: 0, bytes: options.segment_bytes_first, role: Role::Rolled };
     let past = Past { newest_number: 0, oldest_live: 1, synced_lsn: 0, spares: Vec::new(), next_index: 1 };
     let log = Log::begin(run, start, Vec::new(), past)?;
@@ -191,12 +217,12 @@ fn new_run(
     storage: Arc<dyn Storage>,
     entropy: Entropy,
     time: StoreTime,
-    store_id: [u8; 16],
+    store: &StoreFile,
     options: &Checked,
 ) -> Result<Run, Error> {
     Ok(Run {
         storage,
-        store_id,
+        store_id: store.store_id,
         run_id: entropy.bytes().map_err(no_entropy)?,
         entropy,
         time,
@@ -210,40 +236,76 @@ fn new_shards(shard_count: usize, options: &Checked, keys: u64) -> Vec<IndexShar
     (0..shard_count).map(|_| IndexShard::planned(each(options.keys)).with_room_for(each(keys))).collect()
 }
 
-/// Applies what was accepted, writes anew what must not rest on the page cache, and begins the run.
+/// Reads what an opening has to read, and tells how far it has come.
+struct Reader<'a> {
+    storage: &'a dyn Storage,
+    store_id: [u8; 16],
+    progress: Option<&'a OnProgress>,
+    bytes: u64,
+    bytes_read: UnmodelledAtomicU64,
+    /// Segments that were known from their hints.
+    hints: UnmodelledAtomicU64,
+}
+
+impl<'a> Reader<'a> {
+    /// One thread is not worth its start for less.
+    const BYTES_A_THREAD: u64 = 16 << 20;
+
+    fn new(storage: &'a dyn Storage, store: &StoreFile, options: &'a Checked, files: &[Found]) -> Self {
+        Self {
+            storage,
+            store_id: store.store_id,
+            progress: options.progress.as_ref(),
+            bytes: files.iter().map(|found| found.data.len()).sum(),
+            bytes_read: UnmodelledAtomicU64::new(0),
+            hints: UnmodelledAtomicU64::new(0),
+        }
+    }
+
+    /// How many threads are to read so many bytes.
+    fn threads(&self, bytes: u64) -> usize {
+        let cores = if cfg!(loom) { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+        usize::try_from(bytes / Self::BYTES_A_THREAD).unwrap_or(usize::MAX).clamp(1, cores)
+    }
+
+    /// So many more bytes of the log are known.
+    ///
+    /// # Errors
+    ///
+    /// `Cancelled`, when whoever is told says so.
+    fn tell(&self, bytes: u64) -> Result<(), Error> {
+        let bytes_read = self.bytes_read.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let Some(OnProgress(tell)) = self.progress else { return Ok(()) };
+        match tell(&Progress { bytes_read: bytes_read.min(self.bytes), bytes: self.bytes }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => {
+                Err(Error::new(ErrorKind::Cancelled, "the opening was cancelled; nothing was changed"))
+            }
+        }
+    }
+}
+
+/// Writes anew what must not rest on the page cache, seals it, and begins the run.
+#[expect(clippy::too_many_arguments, reason = "one call, and each is another thing")]
 fn recover(
     survey: Survey,
+    mut table: Table,
+    time: StoreTime,
+    mut report: OpenReport,
     storage: Arc<dyn Storage>,
     entropy: Entropy,
     options: &Checked,
     store: &StoreFile,
-    shard_count: usize,
 ) -> Result<Opened, Error> {
-    let (time, jump) = StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
-    let mut report = OpenReport {
-        clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
-        ..survey.report()
-    };
     let now_ms = time.now_ms();
     let cut_lsn = survey.cut_lsn();
-    let chain = Chain::new(survey.chain, &survey.replaced);
-    let mut replaced = survey.replaced;
+    let lives: Vec<_> = survey.chain.iter().map(|link| Arc::clone(&link.life)).collect();
+    let mut replaced = survey.replaced.clone();
     replaced.add(cut_lsn, survey.next_first_lsn);
-
-    let keys_at_most = report.records.min(options.keys);
-    let oldest_live = chain.lives.first().map_or(1, |life| life.number).max(survey.oldest_live);
-    let mut table = Table {
-        shards: new_shards(shard_count, options, keys_at_most),
-        seed: HashSeed(store.hash_seed),
-        live: Live::new(chain.lives.iter().cloned()),
-        oldest_live,
-    };
-    for (life, offset) in chain.records() {
-        table.apply(life, offset)?;
-    }
+    let oldest_live = lives.first().map_or(1, |life| life.number).max(survey.oldest_live);
 
     let (given_up, kept): (Vec<_>, Vec<_>) =
-        chain.lives.iter().cloned().partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
+        lives.iter().cloned().partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
     let start = Start {
         previous: kept.last().map_or(0, |life| life.number),
         first_lsn: survey.next_first_lsn,
@@ -260,14 +322,15 @@ fn recover(
     };
     // The entry of a file that a crash left may be known to the kernel alone.
     storage.sync_directory().map_err(|error| Error::io("syncing the directory", error))?;
-    let run = new_run(Arc::clone(&storage), entropy, time, store.store_id, options)?;
+    let run = new_run(Arc::clone(&storage), entropy, time, store, options)?;
     let log = Log::begin(run, start, kept.clone(), past)?;
     let commit = Commit::new(survey.synced_lsn);
 
-    let above = chain.records().filter(|(life, offset)| replaced.contains(life.lsn(*offset)));
     // An expired record still hides the older ones of its key; with no older ones left, it has no use.
     let forget_expired = kept.is_empty().then_some(now_ms);
-    let digest = copy(above, &mut table, &log, &commit, forget_expired, &mut report)?;
+    let above = lives.iter().filter(|life| life.end_lsn() > cut_lsn);
+    let counts = |lsn: u64| lsn >= cut_lsn && !survey.replaced.contains(lsn);
+    let digest = copy(above, counts, &table, &log, &commit, forget_expired, &mut report)?;
     replaced.forget_below(kept.first().map_or(survey.next_first_lsn, |life| life.first_lsn));
     let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
     let end = log.append_patiently(&mut seal, &commit)?.end;
@@ -279,18 +342,21 @@ fn recover(
     let spares = given_up.iter().map(|life| Spare { name: life.name.clone(), bytes: life.bytes });
     let spares = spares.chain(survey.spares_late).collect();
     // Nobody may hold a life whose file is given away.
-    table.live = Live::default();
-    drop((chain, given_up, kept));
+    table.let_go();
+    drop((survey.chain, lives, given_up, kept));
     log.recovered(spares, oldest_live);
-    table.note(&log.live().read(), now_ms, &mut report)?;
-    Ok(Opened { jump, log, commit, shards: table.shards, seed: table.seed, report })
+    let (shards, known) = table.finish();
+    report.keys = known.keys;
+    report.interrupted = known.interrupted;
+    Ok(Opened { jump: None, log, commit, shards, seed: HashSeed(store.hash_seed), report })
 }
 
-/// Copies the latest record of every key among `records` to the tail of the log; says the digest of the copies. Keys
-/// that are past their retention at `forget_expired_ms` are forgotten instead.
+/// Copies the latest record of every key among those records of `lives` whose LSN `counts` to the tail of the log; says
+/// the digest of the copies. Keys that are past their retention at `forget_expired_ms` are forgotten instead.
 fn copy<'a>(
-    records: impl Iterator<Item = (&'a Arc<Life>, u32)>,
-    table: &mut Table,
+    lives: impl Iterator<Item = &'a Arc<Life>>,
+    counts: impl Fn(u64) -> bool,
+    table: &Table,
     log: &Log,
     commit: &Commit,
     forget_expired_ms: Option<u64>,
@@ -298,139 +364,29 @@ fn copy<'a>(
 ) -> Result<[u8; 16], Error> {
     let mut copies = Copies::default();
     let mut draft = Draft::new();
-    for (life, offset) in records {
-        let (record, _) = life.state_record(offset)?;
-        let address = Address { segment: life.number, offset };
-        if !table.is_latest(address, &record) {
-            continue;
+    let mut buffer = Vec::new();
+    for life in lives {
+        let states = Reading::of(life, &mut buffer)?.states;
+        for offset in states.into_iter().filter(|offset| counts(life.lsn(*offset))) {
+            let (record, bytes) = life.state_record(offset)?;
+            let address = Address { segment: life.number, offset };
+            if !table.is_latest(address, &record) {
+                continue;
+            }
+            if forget_expired_ms.is_some_and(|now_ms| state::apply(&record).observed(now_ms, None) == State::Absent) {
+                table.remove(address, &record, bytes);
+                let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
+                report.expired_unresolved += u64::from(unfinished);
+                continue;
+            }
+            draft.refill(&record);
+            let copy = log.append_patiently(&mut draft, commit)?.address;
+            let live = log.live().read();
+            let written = live.get(copy.segment).expect("what was just appended is alive");
+            copies.add(written.record(copy.offset));
+            table.replace(address, &record, bytes, copy, written);
+            report.copied += 1;
         }
-        if forget_expired_ms.is_some_and(|now_ms| state::apply(&record).observed(now_ms, None) == State::Absent) {
-            table.remove(address, &record);
-            let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-            report.expired_unresolved += u64::from(unfinished);
-            continue;
-        }
-        draft.refill(&record);
-        let copy = log.append_patiently(&mut draft, commit)?.address;
-        let live = log.live().read();
-        let written = live.get(copy.segment).expect("what was just appended is alive");
-        copies.add(written.record(copy.offset));
-        table.replace(address, &record, copy);
-        report.copied += 1;
     }
     Ok(copies.digest())
-}
-
-/// The live chain while its records are applied and copied, oldest first.
-#[derive(Debug)]
-struct Chain {
-    lives: Vec<Arc<Life>>,
-    /// For each segment the offsets of its records that count.
-    states: Vec<Vec<u32>>,
-}
-
-impl Chain {
-    fn new(links: Vec<Link>, replaced: &Intervals) -> Self {
-        let (lives, states) = links
-            .into_iter()
-            .map(|Link { found, header, scan }| {
-                let life = Life::new(found.name, &header, found.data);
-                let mut states = scan.states;
-                states.retain(|offset| !replaced.contains(life.lsn(*offset)));
-                (Arc::new(life), states)
-            })
-            .unzip();
-        Self { lives, states }
-    }
-
-    fn records(&self) -> impl Iterator<Item = (&Arc<Life>, u32)> {
-        let segments = self.lives.iter().zip(&self.states);
-        segments.flat_map(|(life, offsets)| offsets.iter().map(move |offset| (life, *offset)))
-    }
-}
-
-/// The index as it is being built, and the segments that its addresses lie in.
-#[derive(Debug)]
-struct Table {
-    shards: Vec<IndexShard>,
-    seed: HashSeed,
-    live: Live,
-    oldest_live: u64,
-}
-
-impl Table {
-    fn read(&self, address: Address) -> Result<StateRecord<'_>, Error> {
-        let life = self.live.get(address.segment).expect("an address that was scanned lies in the chain");
-        life.state_record(address.offset).map(|(record, _)| record)
-    }
-
-    /// Makes the record at `offset` of `life` the latest of its key.
-    fn apply(&mut self, life: &Life, offset: u32) -> Result<(), Error> {
-        let (record, _) = life.state_record(offset)?;
-        let address = Address { segment: life.number, offset };
-        let hash = self.seed.hash(record.scope, record.id);
-        let at = shard_of(hash, self.shards.len());
-        let found = self.shards.get(at).and_then(|shard| {
-            shard.find(hash, self.oldest_live, |other| {
-                self.read(other).is_ok_and(|other| other.scope == record.scope && other.id == record.id)
-            })
-        });
-        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
-        shard.publish(hash, self.oldest_live, found, address);
-        Ok(())
-    }
-
-    fn is_latest(&mut self, address: Address, record: &StateRecord<'_>) -> bool {
-        self.find(address, record).2.is_some()
-    }
-
-    fn find(&mut self, address: Address, record: &StateRecord<'_>) -> (&mut IndexShard, u64, Option<index::Found>) {
-        let hash = self.seed.hash(record.scope, record.id);
-        let at = shard_of(hash, self.shards.len());
-        let shard = self.shards.get_mut(at).expect("a shard's number is below the number of shards");
-        let found = shard.find(hash, self.oldest_live, |other| other == address);
-        (shard, hash, found)
-    }
-
-    /// Puts `copy` in the place of the record at `address`, which must be the latest of its key.
-    fn replace(&mut self, address: Address, record: &StateRecord<'_>, copy: Address) {
-        let oldest_live = self.oldest_live;
-        let (shard, hash, found) = self.find(address, record);
-        shard.publish(hash, oldest_live, found, copy);
-    }
-
-    fn remove(&mut self, address: Address, record: &StateRecord<'_>) {
-        let (shard, _, found) = self.find(address, record);
-        if let Some(found) = found {
-            shard.remove(found);
-        }
-    }
-
-    /// Tells every segment what lies in it, and counts.
-    fn note(&self, live: &Live, now_ms: u64, report: &mut OpenReport) -> Result<(), Error> {
-        for address in self.shards.iter().flat_map(|shard| shard.addresses(self.oldest_live)) {
-            let life = live.get(address.segment).expect("the index names live segments alone");
-            let (record, bytes) = life.state_record(address.offset)?;
-            let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
-            if unfinished {
-                life.note_unfinished(record.kept_until_ms, bytes);
-            } else {
-                life.note_finished(record.kept_until_ms);
-            }
-            match state::apply(&record).observed(now_ms, None) {
-                State::Absent => {}
-                State::InFlight(_) | State::Done(_) => report.keys += 1,
-                State::Interrupted(..) => {
-                    report.keys += 1;
-                    report.interrupted += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Which shard a key's hash belongs to; `shard_count` is a power of two.
-pub(crate) fn shard_of(hash: u64, shard_count: usize) -> usize {
-    index::shard_bits(hash) & (shard_count - 1)
 }

@@ -155,10 +155,14 @@ pub(crate) fn segment_bytes_min(response_bytes_max: usize) -> u64 {
     (2 * record_bytes_max).next_multiple_of(SEGMENT_BYTES_STEP)
 }
 
+/// The bytes of Reserved and Done of one key, as planned.
+pub(crate) fn pair_bytes(response_bytes: usize) -> u64 {
+    state_record_bytes(KEY_BYTES_PLANNED, 0) + state_record_bytes(KEY_BYTES_PLANNED, response_bytes)
+}
+
 /// The segment size that cuts a window of `keys` pairs of Reserved and Done into [`SEGMENTS_PER_WINDOW`] or more.
 pub(crate) fn planned_segment_bytes(keys: u64, response_bytes: usize) -> u64 {
-    let pair_bytes = state_record_bytes(KEY_BYTES_PLANNED, 0) + state_record_bytes(KEY_BYTES_PLANNED, response_bytes);
-    let share_bytes = keys.saturating_mul(pair_bytes) / SEGMENTS_PER_WINDOW;
+    let share_bytes = keys.saturating_mul(pair_bytes(response_bytes)) / SEGMENTS_PER_WINDOW;
     share_bytes.clamp(SEGMENT_BYTES_STEP, SEGMENT_BYTES_MAX).next_power_of_two()
 }
 

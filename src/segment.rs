@@ -7,10 +7,10 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::format::{self, Bad, HeaderFault, SegmentHeader, StateRecord};
+use crate::format::{self, Bad, HeaderFault, Record, Seen, SegmentHeader, StateRecord};
 use crate::retention::SEGMENT_BYTES_MAX;
 use crate::storage::{Access, Segment, Storage};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 const NAME_PREFIX: &str = "segment-";
 const NAME_SUFFIX: &str = ".keyonce";
@@ -47,6 +47,8 @@ pub(crate) struct Life {
     /// The LSN behind the newest record that has taken the place of an unfinished one here: a copy, or what became of the
     /// key. Until that is durable, a power loss brings the key back to what stands here.
     superseded_end: AtomicU64,
+    /// Its hint was left on the disk, or cannot be had. Relaxed: who keeps house alone asks.
+    hint_is_done: AtomicBool,
 }
 
 impl Life {
@@ -64,6 +66,7 @@ impl Life {
             unfinished: AtomicU64::new(0),
             unfinished_bytes: AtomicU64::new(0),
             superseded_end: AtomicU64::new(0),
+            hint_is_done: AtomicBool::new(false),
         }
     }
 
@@ -98,6 +101,23 @@ impl Life {
         match format::trusted(bytes, self.lsn(offset)) {
             Ok(record) => Ok((record, bytes.len() as u64)),
             Err(bad) => Err(self.changed(offset, bad)),
+        }
+    }
+
+    /// The same of a record that nobody has checked yet, as one that is known from a hint: every byte is checked first.
+    ///
+    /// # Errors
+    ///
+    /// `Corrupt`.
+    pub(crate) fn checked_record(&self, offset: u32) -> Result<(StateRecord<'_>, u64), Error> {
+        let head = self.data.view(offset.into(), format::HEAD_BYTES);
+        let len = format::record_len(head);
+        // Also a length that is damaged stays within the file.
+        let bytes = if u64::from(offset) + len as u64 <= self.data.len() { self.record(offset) } else { head };
+        match format::verify(bytes, self.salt, self.lsn(offset)) {
+            Ok(Seen { record: Record::State(record), len, .. }) => Ok((record, len as u64)),
+            Ok(_) => Err(Error::corrupt(&self.name, offset.into(), "no record of a key stands where one was synced")),
+            Err(bad) => Err(Error::corrupt(&self.name, offset.into(), &bad.to_string())),
         }
     }
 
@@ -158,6 +178,16 @@ impl Life {
     pub(crate) fn frees_room(&self, now_ms: u64) -> bool {
         let unfinished_until_ms = self.newest_unfinished_until_ms.load(Ordering::Relaxed);
         self.unfinished_bytes() <= self.bytes / 2 || unfinished_until_ms <= now_ms
+    }
+
+    /// Whether there is nothing more to be done about its hint.
+    pub(crate) fn hint_is_done(&self) -> bool {
+        self.hint_is_done.load(Ordering::Relaxed)
+    }
+
+    /// Its hint is on the disk, or cannot be had.
+    pub(crate) fn note_hint_done(&self) {
+        self.hint_is_done.store(true, Ordering::Relaxed);
     }
 
     /// How many unfinished keys have their latest record here.

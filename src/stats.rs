@@ -3,6 +3,10 @@
 mod fresh_keys;
 mod retry_ages;
 
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
 pub(crate) use self::fresh_keys::FreshKeys;
 pub use self::retry_ages::RetryAges;
 use crate::error::Error;
@@ -15,9 +19,11 @@ pub struct OpenReport {
     pub created: bool,
     /// The last run closed the store; `false` after a crash, a kill or a failure.
     pub clean: bool,
-    /// Segments that were read.
+    /// Segments of the log that are alive.
     pub segments: u64,
-    /// Records that were read, of any age.
+    /// Segments that were known from their hints and not read.
+    pub hints: u64,
+    /// Records that were met, of any age.
     pub records: u64,
     /// Keys that are remembered, finished or not.
     pub keys: u64,
@@ -33,6 +39,26 @@ pub struct OpenReport {
     pub header_copies_bad: u64,
     /// Milliseconds by which the wall clock had jumped beyond what is believed; store time does not follow it.
     pub clock_jump_held_ms: u64,
+}
+
+/// How far an opening has come: see [`Options::progress`](crate::Options::progress).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Bytes of the log that are known.
+    pub bytes_read: u64,
+    /// Bytes of all its files: what is left out, or known from a hint, makes the last step the larger.
+    pub bytes: u64,
+}
+
+/// Who is told.
+#[derive(Clone)]
+pub(crate) struct OnProgress(pub(crate) Arc<dyn Fn(&Progress) -> ControlFlow<()> + Send + Sync>);
+
+impl fmt::Debug for OnProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnProgress").finish_non_exhaustive()
+    }
 }
 
 /// Whether a store can do its work, for the health check of a service.

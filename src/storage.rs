@@ -53,6 +53,14 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// synced, either.
     fn publish(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
+    /// Writes a small file that may as well be lost: nothing is synced, and a crash leaves none, a part, or all of it. In
+    /// the place of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// Whatever opening or writing says.
+    fn leave(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
+
     /// Makes a segment of zeros whose blocks are allocated, written and synced, together with its directory entry, and
     /// opens it for its first life.
     ///

@@ -56,7 +56,7 @@ mod real {
     }
 
     /// A lock the model checker must not see: the simulated disk's and the manual clock's own, which stand for the
-    /// machine, and that of what belongs to the whole process.
+    /// machine, that of what belongs to the whole process, and those of an opening, which nobody else can meet.
     pub(crate) type UnmodelledMutex<T> = parking_lot::Mutex<T>;
 }
 

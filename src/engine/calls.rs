@@ -120,10 +120,10 @@ impl Engine {
 
     fn look_at(&self, key: &Key) -> Result<Begun, Error> {
         let hash = key.hash(&self.seed);
-        let shard = self.shard(hash).lock();
+        let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
         let live = self.log.live().read();
-        let look = self.look(&live, &shard, hash, key, self.now_ms())?;
+        let look = self.look(&live, &mut shard, hash, key, self.now_ms())?;
         let payload = match look.state {
             State::InFlight(_) | State::Interrupted(..) => look.payload(),
             State::Absent | State::Done(_) => Arc::default(),

@@ -167,6 +167,8 @@ impl Engine {
         self.log.refuse();
         self.sync_to(self.log.end())?;
         let closed = self.log.close(unfinished, &self.commit)?;
-        self.sync_to(closed.end)
+        self.sync_to(closed.end)?;
+        self.log.leave_hints(&self.seed, &self.commit);
+        Ok(())
     }
 }

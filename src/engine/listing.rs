@@ -153,7 +153,7 @@ impl Engine {
             // As long as this is held, no file is given another life.
             let live = self.log.live().read();
             for address in some {
-                let key = match live.get(address.segment)?.state_record(address.offset) {
+                let key = match live.get(address.segment)?.checked_record(address.offset) {
                     Ok((record, _)) if !may_be_wanted(&record, wanted, now_ms) => continue,
                     Ok((record, _)) => Key::new(record.scope, record.id).map_err(Error::from),
                     Err(damage) => Err(damage),
@@ -171,13 +171,13 @@ impl Engine {
         wanted: Wanted,
         keys: impl Iterator<Item = Result<Key, Error>>,
     ) -> Result<Vec<Result<Listed, Error>>, Error> {
-        let shard = self.shards.get(number).expect("a list ends behind the last shard").lock();
+        let mut shard = self.shards.get(number).expect("a list ends behind the last shard").lock();
         self.refuse_closed()?;
         let live = self.log.live().read();
         let now_ms = self.now_ms();
         let listed = keys.filter_map(|key| {
             let looked = key.and_then(|key| {
-                let look = self.look(&live, &shard, key.hash(&self.seed), &key, now_ms)?;
+                let look = self.look(&live, &mut shard, key.hash(&self.seed), &key, now_ms)?;
                 let checkpoint = match look.state {
                     State::InFlight(_) | State::Interrupted(..) => look.payload(),
                     State::Absent | State::Done(_) => Arc::default(),

@@ -41,7 +41,9 @@ impl Engine {
             // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
         }
         // When that fails nothing was promised to anyone: who needs the room tries again, and is told.
-        self.log.prepare_successor(&self.commit)
+        let prepared = self.log.prepare_successor(&self.commit);
+        self.log.leave_hints(&self.seed, &self.commit);
+        prepared
     }
 
     fn retire_what_is_over(&self) -> Result<(), Error> {
@@ -94,9 +96,10 @@ impl Engine {
         let live = self.log.live().read();
         let life = Arc::clone(live.get(address.segment).expect("only who carries forward retires"));
         drop(live);
-        let (record, bytes) = life.state_record(address.offset)?;
+        // Nothing is copied unchecked.
+        let (record, bytes) = life.checked_record(address.offset)?;
         let hash = self.seed.hash(record.scope, record.id);
-        let latest = shard.index.find(hash, oldest_live, |other| other == address);
+        let latest = shard.index.find(hash, oldest_live, |other| other.address == address);
         let unfinished = matches!(record.kind, StateKind::Reserved | StateKind::Interrupted);
         let (Some(found), true) = (latest, unfinished) else {
             return Ok(());

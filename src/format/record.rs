@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
+    pub(super) fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::State(StateKind::Reserved)),
             2 => Some(Self::State(StateKind::Interrupted)),
@@ -267,7 +267,7 @@ impl fmt::Display for Bad {
 }
 
 /// A record's head as it is read, not yet checked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RawHead {
     checksum: [u8; 4],
     word: [u8; 4],
@@ -304,7 +304,7 @@ impl RawHead {
 }
 
 /// A record's head whose check holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     /// The length of the whole record in bytes; it suits the kind.
     len: usize,
@@ -341,6 +341,38 @@ pub(crate) fn verify(bytes: &[u8], salt: u64, lsn: u64) -> Result<Seen<'_>, Bad>
     }
     let record = record(kind, body, lsn).ok_or(Bad::Malformed)?;
     Ok(Seen { record, len, behind, bytes })
+}
+
+/// How far behind the start of `bytes`, where no record can be vouched for, the next head stands whose check holds: all of
+/// them, when there is none. Linear: empty stretches are skipped as such, and what cannot be a head is not checked as one.
+pub(crate) fn to_next_head(bytes: &[u8], salt: u64, lsn: u64) -> usize {
+    let (words, _) = bytes.as_chunks::<UNIT_BYTES>();
+    let mut at = 1;
+    loop {
+        at += empty_words(words.get(at..).unwrap_or_default());
+        let Some(word) = words.get(at) else { return bytes.len() };
+        let offset = at * UNIT_BYTES;
+        let here = bytes.get(offset..).unwrap_or_default();
+        if may_start_a_record(*word) && checked_head(here, salt, lsn + offset as u64) != Err(Bad::Head) {
+            return offset;
+        }
+        at += 1;
+    }
+}
+
+/// How many words at the start are zero.
+fn empty_words(words: &[[u8; UNIT_BYTES]]) -> usize {
+    let (blocks, _) = words.as_chunks::<8>();
+    let blocks = blocks.iter().take_while(|block| block.iter().all(|word| *word == [0; UNIT_BYTES])).count();
+    let rest = words.get(8 * blocks..).unwrap_or_default();
+    8 * blocks + rest.iter().take_while(|word| **word == [0; UNIT_BYTES]).count()
+}
+
+/// Whether a commit word tells a kind, and a length that suits it.
+fn may_start_a_record(commit_word: [u8; UNIT_BYTES]) -> bool {
+    let [_, _, _, _, a, b, c, code] = commit_word;
+    let units = u32::from_le_bytes([a, b, c, 0]);
+    Kind::from_code(code).is_some_and(|kind| kind.suits(units as usize * UNIT_BYTES))
 }
 
 /// The length in bytes of the record whose head this is, which was vouched for before; 0 when it is no head at all.

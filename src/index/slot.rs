@@ -3,7 +3,7 @@
 //! ```text
 //!  63      45 44     43  42      41      40    39  38        23 22          0
 //! +----------+-----------+-------+-------+--------+------------+--------------+
-//! | tag      | displaced | taken | spare | marks  | segment    | offset in    |
+//! | tag      | displaced | taken | hint  | marks  | segment    | offset in    |
 //! | 19       | 2         | 1     | 1     | 2      | mod 2^16   | 8-byte units |
 //! +----------+-----------+-------+-------+--------+------------+--------------+
 //! ```
@@ -12,7 +12,8 @@
 //! as many buckets behind its home as the search has gone. An empty slot is zero but for the marks, which belong to the
 //! bucket, not to the slot whose word they share. Keys fall into 8 classes by the lowest bits of their tags. The marks
 //! in slot `c` of a bucket speak of the keys of this home and of class `c`: some may lie in a later bucket (bit 39),
-//! some may lie in the stash (bit 40).
+//! some may lie in the stash (bit 40). Bit 41 says that the record is known from a hint alone: nobody has checked its
+//! bytes since the store was opened.
 //!
 //! # Life and death
 //!
@@ -48,6 +49,8 @@ pub(super) const LATER: u64 = 1 << ADDRESS_BITS;
 /// Some key of this home and class may lie in the stash.
 pub(super) const STASHED: u64 = LATER << 1;
 const MARKS: u64 = LATER | STASHED;
+/// The record at the address is known from a hint alone.
+pub(super) const HINTED: u64 = STASHED << 1;
 const TAKEN: u64 = 1 << TAKEN_SHIFT;
 
 const _: () = assert!(TAG_SHIFT + TAG_BITS == u64::BITS && size_of::<Bucket>() == 64);
@@ -148,13 +151,18 @@ pub(super) fn address(word: u64, oldest_live: u64) -> Address {
     Address { segment: oldest_live + distance(word, oldest_live), offset }
 }
 
-/// The bits of a slot's address.
+/// The bits of a slot that speak of a record: its address, and whether it is known from a hint alone.
 pub(super) fn packed(word: u64) -> u64 {
-    word & ADDRESS_MASK
+    word & (ADDRESS_MASK | HINTED)
 }
 
 pub(super) fn with_packed(word: u64, packed: u64) -> u64 {
-    (word & !ADDRESS_MASK) | packed
+    (word & !(ADDRESS_MASK | HINTED)) | packed
+}
+
+/// Whether the slot names this address.
+pub(super) fn names(word: u64, address: Address) -> bool {
+    word & ADDRESS_MASK == pack(address)
 }
 
 /// The word of an empty slot, or of one with other upper bits, that shares its marks with `word`.
@@ -163,7 +171,7 @@ pub(super) fn refilled(word: u64, slot: u64) -> u64 {
 }
 
 /// The bits that stand for an address.
-pub(super) fn pack(address: Address) -> u64 {
+fn pack(address: Address) -> u64 {
     ((address.segment & SEGMENT_MASK) << OFFSET_BITS) | u64::from(address.offset >> 3)
 }
 

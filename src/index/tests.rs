@@ -50,7 +50,7 @@ impl Pair {
     }
 
     fn find(&self, key: u64) -> Option<Found> {
-        let found = self.index.find((self.hash)(key), self.log.oldest_live, |address| self.log.holds(address, key));
+        let found = self.index.find((self.hash)(key), self.log.oldest_live, |other| self.log.holds(other.address, key));
         assert_eq!(found.map(|found| found.address), self.model.get(&key).copied(), "key {key}");
         found
     }
@@ -343,7 +343,7 @@ fn segment_numbers_wrap_many_times() {
             newest.push((key, address));
         }
         for (key, address) in &newest {
-            assert!(index.find(mixed(*key), oldest_live, |other| other == *address).is_some());
+            assert!(index.find(mixed(*key), oldest_live, |other| other.address == *address).is_some());
         }
         assert_eq!(index.len(oldest_live), newest.len());
     }
@@ -355,7 +355,7 @@ fn an_oldest_live_segment_that_lags_behind_does_no_harm() {
     let address = Address { segment: 100, offset: 0 };
     index.publish(7, 90, None, address);
     index.sweep(95);
-    let found = index.find(7, 60, |other| other == address);
+    let found = index.find(7, 60, |other| other.address == address);
     index.publish(7, 60, found, Address { segment: 101, offset: 8 });
     index.sweep(60);
     let newest = Address { segment: 101, offset: 8 };

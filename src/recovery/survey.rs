@@ -1,144 +1,51 @@
 //! What the directory holds, and whether it may be opened: everything before the first write.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use crate::clock::TimeMark;
 use crate::error::{Error, ErrorKind};
-use crate::format::{self, Bad, Next, Record, Role, SegmentHeader, StoreFile};
-use crate::index;
-use crate::log::Spare;
+use crate::format::{self, Entry, Role, SegmentHeader, StoreFile};
+use crate::hint;
+use crate::index::{self, IndexShard};
+use crate::key::HashSeed;
+use crate::log::{Live, Spare};
 use crate::retention::SEGMENT_BYTES_STEP;
-use crate::segment::Found;
+use crate::scan::{Reading, Scan, Seal};
+use crate::segment::{Found, Life};
 use crate::stats::OpenReport;
+use crate::sync::{Ordering, UnmodelledMutex as Mutex};
 
-use super::{FOLD_PART, STORE_FILE, unsupported};
+use super::table::Table;
+use super::{FOLD_PART, Reader, STORE_FILE, unsupported};
 
-/// A segment of the live chain, with what a scan found in it.
-#[derive(Debug)]
+/// A segment of the live chain, with what was found in it.
+#[derive(Clone, Debug)]
 pub(super) struct Link {
-    pub(super) found: Found,
+    pub(super) life: Arc<Life>,
     pub(super) header: SegmentHeader,
     pub(super) scan: Scan,
 }
 
-/// What was read from one segment.
-#[derive(Debug, Default)]
-pub(super) struct Scan {
-    /// Offsets of the records that give a key a state.
-    pub(super) states: Vec<u32>,
-    /// Where nothing verified, in the order of the log.
-    holes: Vec<Hole>,
-    next: Option<(u64, Next)>,
-    sealed: Option<Seal>,
-    /// LSN and time of the end mark.
-    closed: Option<(u64, TimeMark)>,
-    /// Offset behind the last record that verified.
-    end: u64,
-    /// The largest LSN that a record here says was synced.
-    synced_lsn: u64,
-}
-
+/// What was read of a segment before its turn: its seal decides how others are read.
 #[derive(Debug)]
-struct Seal {
-    lsn: u64,
-    count: u64,
-    digest: [u8; 16],
-    replaced: Vec<(u64, u64)>,
+pub(super) struct Look {
+    pub(super) scan: Scan,
+    /// `None`: there were too many to keep.
+    pub(super) entries: Option<Vec<Entry>>,
 }
 
-/// Bytes between records that verified, or behind the last one.
-#[derive(Clone, Copy, Debug)]
-struct Hole {
-    from_lsn: u64,
-    offset: u64,
-    bad: Bad,
-    /// Something was written here: a record verified behind the hole, or the head of one inside it.
-    torn: bool,
-}
-
-impl Scan {
-    pub(super) fn run(found: &Found, header: &SegmentHeader) -> Result<Scan, Error> {
-        if header.segment_bytes > index::OFFSET_END.into() {
-            return Err(too_long(found));
-        }
-        let bytes = header.segment_bytes.min(found.data.len());
-        let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| too_long(found))?];
-        let read =
-            found.data.read_at(0, &mut buffer).map_err(|error| Error::io(format!("reading {}", found.name), error))?;
-        buffer.truncate(read);
-        Self::of_bytes(found, header, &buffer)
-    }
-
-    fn of_bytes(found: &Found, header: &SegmentHeader, buffer: &[u8]) -> Result<Scan, Error> {
-        let mut scan = Scan { end: format::DATA_START, ..Scan::default() };
-        let mut hole: Option<Hole> = None;
-        let mut offset = format::DATA_START;
-        while let Some(bytes) = usize::try_from(offset).ok().and_then(|from| buffer.get(from..)) {
-            if bytes.len() < format::HEAD_BYTES {
-                break;
-            }
-            let lsn = header.first_lsn + offset;
-            match format::verify(bytes, header.salt, lsn) {
-                Ok(seen) => {
-                    scan.holes.extend(hole.take().map(|hole| Hole { torn: true, ..hole }));
-                    if let Some(behind) = seen.behind {
-                        scan.synced_lsn = scan.synced_lsn.max(lsn.saturating_sub(behind));
-                    }
-                    match seen.record {
-                        Record::State(_) => scan.states.push(u32::try_from(offset).map_err(|_| too_long(found))?),
-                        Record::Next(next) => scan.next = Some((lsn, next)),
-                        Record::Sealed(sealed) => {
-                            scan.sealed = Some(Seal {
-                                lsn,
-                                count: sealed.count,
-                                digest: sealed.digest,
-                                replaced: sealed.intervals().collect(),
-                            });
-                        }
-                        Record::Closed(closed) => {
-                            scan.closed = Some((lsn, closed.time));
-                            scan.synced_lsn = scan.synced_lsn.max(lsn);
-                        }
-                        Record::Pad => {}
-                    }
-                    offset += seen.len as u64;
-                    scan.end = offset;
-                    if scan.next.is_some() {
-                        return Ok(scan);
-                    }
-                }
-                Err(bad) => {
-                    let torn = matches!(bad, Bad::Body | Bad::Malformed);
-                    let hole = hole.get_or_insert(Hole { from_lsn: lsn, offset, bad, torn: false });
-                    hole.torn |= torn;
-                    offset += format::UNIT_BYTES as u64;
-                }
-            }
-        }
-        // Room behind an end mark is room that was never used.
-        let ended =
-            scan.closed.is_some_and(|(lsn, _)| header.first_lsn + scan.end == lsn + format::CLOSED_BYTES as u64);
-        if hole.is_none() && offset < header.segment_bytes {
-            hole = Some(Hole { from_lsn: header.first_lsn + offset, offset, bad: Bad::Blank, torn: false });
-        }
-        if !ended {
-            scan.holes.extend(hole);
-        }
-        Ok(scan)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.states.is_empty() && self.next.is_none() && self.closed.is_none() && self.sealed.is_none()
-    }
-}
-
-fn too_long(found: &Found) -> Error {
-    Error::corrupt(&found.name, 0, "its header names an impossible length")
-}
+/// So many entries are kept from looks at segments; what is beyond is read again.
+const ENTRIES_KEPT_MAX: usize = 1 << 20;
 
 /// Everything that opening a store is decided upon.
 #[derive(Debug)]
 pub(super) struct Survey {
     /// The live chain, oldest first.
     pub(super) chain: Vec<Link>,
+    /// What was read already, by segment number.
+    pub(super) looks: BTreeMap<u64, Look>,
+    pub(super) seed: HashSeed,
     /// Intervals of the log that a `Sealed` has replaced.
     pub(super) replaced: Intervals,
     /// Files that can get a new life at once: nothing in them ever counted.
@@ -158,10 +65,13 @@ pub(super) struct Survey {
 }
 
 impl Survey {
+    /// Looks at the headers of all segments, and at the records of those on which it depends how the others are read.
     pub(super) fn take(store: &StoreFile, files: Vec<Found>) -> Result<Self, Error> {
         let lived = files.iter().filter(|found| found.header.is_some()).map(|found| found.index);
         let mut survey = Survey {
             chain: Vec::new(),
+            looks: BTreeMap::new(),
+            seed: HashSeed(store.hash_seed),
             replaced: Intervals::default(),
             spares: Vec::new(),
             spares_late: Vec::new(),
@@ -173,6 +83,21 @@ impl Survey {
             time: None,
             header_copies_bad: 0,
         };
+        let mut lives = survey.take_headers(store, files)?;
+        let mut buffer = Vec::new();
+        survey.drop_void(&mut lives, store.run_number, &mut buffer)?;
+        let rest = survey.link(lives)?;
+        survey.look_ahead(&mut buffer)?;
+        survey.sort_out(&rest, store.run_number);
+        if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
+            let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
+            return Err(Error::corrupt(STORE_FILE, 0, &reason));
+        }
+        Ok(survey)
+    }
+
+    /// The segments that have a sound header, by number.
+    fn take_headers(&mut self, store: &StoreFile, files: Vec<Found>) -> Result<Vec<Link>, Error> {
         let mut lives = Vec::new();
         for found in files {
             match found.header {
@@ -181,34 +106,27 @@ impl Survey {
                     return Err(Error::new(ErrorKind::ForeignDirectory, message));
                 }
                 Some(header) => {
-                    survey.note_header(&found, &header);
-                    lives.push((found, header));
+                    self.note_header(&found, &header);
+                    let life = Arc::new(Life::new(found.name, &header, found.data));
+                    lives.push(Link { life, header, scan: Scan::default() });
                 }
                 None => match found.newer {
                     Some(version) => return Err(unsupported(&found.name, version)),
                     // A file that a crash left before its first header was durable, or that was never one.
-                    None if found.never_lived() => survey.spares.extend(spare(&found)),
+                    None if found.never_lived() => self.spares.extend(spare(&found.name, found.data.len())),
                     // Nothing that was acknowledged can be in it: a segment that holds such is named by a durable
                     // record, or by the store file, and would be missed. So it is not ours to touch.
-                    None => survey.header_copies_bad += u64::from(found.copies_bad),
+                    None => self.header_copies_bad += u64::from(found.copies_bad),
                 },
             }
         }
-        lives.sort_by_key(|(_, header)| header.number);
-        if let Some(twice) = lives.windows(2).find_map(|pair| match pair {
-            [(_, one), (found, other)] if one.number == other.number => Some(found),
-            _ => None,
-        }) {
-            return Err(Error::corrupt(&twice.name, 0, "another file carries the same segment number"));
+        lives.sort_by_key(|link| link.header.number);
+        let twice =
+            lives.iter().zip(lives.iter().skip(1)).find(|(one, other)| one.header.number == other.header.number);
+        if let Some((_, twice)) = twice {
+            return Err(Error::corrupt(&twice.life.name, 0, "another file carries the same segment number"));
         }
-        survey.drop_void(&mut lives, store.run_number)?;
-        survey.link(lives, store.run_number)?;
-        if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
-            let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
-            return Err(Error::corrupt(STORE_FILE, 0, &reason));
-        }
-        survey.claims();
-        Ok(survey)
+        Ok(lives)
     }
 
     fn note_header(&mut self, found: &Found, header: &SegmentHeader) {
@@ -226,101 +144,191 @@ impl Survey {
         }
     }
 
+    /// Reads a segment before its turn. Says where its records are.
+    fn look(&mut self, link: &Link, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Error> {
+        let reading = Reading::of(&link.life, buffer)?;
+        let kept: usize = self.looks.values().flat_map(|look| &look.entries).map(Vec::len).sum();
+        let entries = (kept + reading.states.len() <= ENTRIES_KEPT_MAX).then(|| reading.entries(&self.seed));
+        self.looks.insert(link.header.number, Look { scan: reading.scan, entries });
+        Ok(reading.states)
+    }
+
     /// Gives up the recoveries at the top that did not come to their `Sealed`: no answer ever rested on them.
-    fn drop_void(&mut self, lives: &mut Vec<(Found, SegmentHeader)>, run_number: u64) -> Result<(), Error> {
-        while let Some((_, top)) = lives.last() {
-            if top.role != Role::Recovery {
+    fn drop_void(&mut self, lives: &mut Vec<Link>, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
+        while let Some(top) = lives.last() {
+            if top.header.role != Role::Recovery {
                 return Ok(());
             }
-            let run_id = top.run_id;
-            let of_run =
-                |(_, header): &&(Found, SegmentHeader)| header.run_id == run_id && header.role == Role::Recovery;
+            let run_id = top.header.run_id;
+            let of_run = |link: &&Link| link.header.run_id == run_id && link.header.role == Role::Recovery;
             let count = lives.iter().rev().take_while(of_run).count();
             let group = lives.split_off(lives.len() - count);
-            let mut scans = Vec::new();
-            for (found, header) in &group {
-                scans.push(Scan::run(found, header)?);
+            let mut states = Vec::new();
+            for link in &group {
+                states.push(self.look(link, buffer)?);
             }
+            let looks: Vec<_> = group.iter().filter_map(|link| self.looks.get(&link.header.number)).collect();
             // A seal that the store file names was durable. It need not find its copies any more: the oldest may have
             // been given up since.
-            let published = group.iter().any(|(_, header)| header.number == run_number);
-            let parts: Vec<_> = group.iter().zip(&scans).map(|((found, header), scan)| (found, header, scan)).collect();
-            if (published && scans.iter().any(|scan| scan.sealed.is_some())) || sealed(&parts)? {
+            let published = group.iter().any(|link| link.header.number == run_number);
+            let seal = looks.iter().find_map(|look| look.scan.sealed.as_ref());
+            let parts = group.iter().map(|link| &*link.life).zip(&states);
+            let whole = match seal {
+                None => false,
+                Some(seal) => published || is_whole(seal, parts)?,
+            };
+            if whole {
                 lives.extend(group);
                 return Ok(());
             }
-            let first_lsn = group.first().map_or(0, |(_, header)| header.first_lsn);
-            let worked = scans.iter().any(|scan| scan.synced_lsn > first_lsn || scan.closed.is_some());
-            if let (true, Some((found, _))) = (worked || published, group.first()) {
-                return Err(Error::corrupt(
-                    &found.name,
-                    format::DATA_START,
-                    "the seal of the recovery that ended here is missing",
-                ));
+            let first_lsn = group.first().map_or(0, |link| link.header.first_lsn);
+            let worked = looks.iter().any(|look| look.scan.synced_lsn > first_lsn || look.scan.closed.is_some());
+            if let (true, Some(first)) = (worked || published, group.first()) {
+                let reason = "the seal of the recovery that ended here is missing";
+                return Err(Error::corrupt(&first.life.name, format::DATA_START, reason));
             }
-            self.spares.extend(group.iter().filter_map(|(found, _)| spare(found)));
+            for link in group {
+                self.looks.remove(&link.header.number);
+                self.spares.extend(spare(&link.life.name, link.life.data.len()));
+            }
         }
         Ok(())
     }
 
-    /// Follows `previous` from the newest segment back; whatever is not met is a spare.
-    fn link(&mut self, mut lives: Vec<(Found, SegmentHeader)>, run_number: u64) -> Result<(), Error> {
-        let Some((newest, _)) = lives.last() else {
+    /// Follows `previous` from the newest segment back; gives back what is not met.
+    fn link(&mut self, mut lives: Vec<Link>) -> Result<Vec<Link>, Error> {
+        let Some(newest) = lives.last() else {
             return Err(Error::corrupt(STORE_FILE, 0, "no segment lies beside it"));
         };
-        let mut named_by = newest.name.clone();
-        let mut number = lives.last().map_or(0, |(_, header)| header.number);
+        let mut named_by = newest.life.name.clone();
+        let mut number = newest.header.number;
         while number != 0 && number >= self.oldest_live {
-            let Some(at) = lives.iter().position(|(_, header)| header.number == number) else {
+            let Some(at) = lives.iter().rposition(|link| link.header.number == number) else {
                 let reason = format!("it names segment {number}, which is missing");
                 return Err(Error::corrupt(&named_by, 0, &reason));
             };
-            let (found, header) = lives.swap_remove(at);
-            let scan = Scan::run(&found, &header)?;
-            named_by.clone_from(&found.name);
-            number = header.previous;
-            self.chain.push(Link { found, header, scan });
+            let link = lives.remove(at);
+            named_by.clone_from(&link.life.name);
+            number = link.header.previous;
+            self.chain.push(link);
         }
         self.chain.reverse();
-        self.drop_unused();
-        // The store file names a run only once its seal is durable, and with it what that run gave up. What a later
-        // seal gave up waits.
-        let sealed = |link: &Link| link.scan.sealed.is_some();
-        let durable = self.chain.iter().filter(|link| sealed(link)).all(|link| link.header.number <= run_number);
-        for (found, header) in &lives {
-            let at_once = durable && header.number < run_number;
-            let spares = if at_once { &mut self.spares } else { &mut self.spares_late };
-            spares.extend(spare(found));
+        Ok(lives)
+    }
+
+    /// Reads what decides how the rest is read: the end of the log, which tells how far it was synced, and where each
+    /// run began, which tells what it has replaced.
+    fn look_ahead(&mut self, buffer: &mut Vec<u8>) -> Result<(), Error> {
+        let newest = self.chain.last().map(|link| link.header.number);
+        let ahead = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
+        for link in self.chain.iter().filter(ahead).cloned().collect::<Vec<_>>() {
+            if !self.looks.contains_key(&link.header.number) {
+                self.look(&link, buffer)?;
+            }
         }
-        for link in &self.chain {
-            for (from, to) in link.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
+        self.drop_unused(buffer)?;
+        let looks = std::mem::take(&mut self.looks);
+        for look in looks.values() {
+            self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
+            if let Some((_, time)) = look.scan.closed {
+                self.note_time(time);
+            }
+            for (from, to) in look.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
                 self.replaced.add(*from, *to);
             }
         }
+        self.looks = looks;
         Ok(())
     }
 
     /// A successor that was made ready and that the log never came to is a spare at once.
-    fn drop_unused(&mut self) {
-        if let [.., before, last] = self.chain.as_slice()
-            && last.scan.is_empty()
-            && last.header.role == Role::Rolled
-            && before.scan.next.is_none_or(|(_, next)| next.number != last.header.number)
-            && let Some(last) = self.chain.pop()
-        {
-            self.spares.extend(spare(&last.found));
+    fn drop_unused(&mut self, buffer: &mut Vec<u8>) -> Result<(), Error> {
+        let [.., before, last] = self.chain.as_slice() else { return Ok(()) };
+        let (before, last) = (before.clone(), last.clone());
+        let number = last.header.number;
+        if last.header.role != Role::Rolled || !self.scan_of(number).is_some_and(Scan::is_empty) {
+            return Ok(());
+        }
+        if !self.looks.contains_key(&before.header.number) {
+            self.look(&before, buffer)?;
+        }
+        let next = self.scan_of(before.header.number).and_then(|scan| scan.next);
+        if next.is_none_or(|(_, next)| next.number != number) {
+            self.looks.remove(&number);
+            self.spares.extend(spare(&last.life.name, last.life.data.len()));
+            self.chain.pop();
+        }
+        Ok(())
+    }
+
+    fn scan_of(&self, number: u64) -> Option<&Scan> {
+        self.looks.get(&number).map(|look| &look.scan)
+    }
+
+    /// Says of the segments outside of the chain when their files can be used again.
+    fn sort_out(&mut self, rest: &[Link], run_number: u64) {
+        // The store file names a run only once its seal is durable, and with it what that run gave up. What a later
+        // seal gave up waits.
+        let later_seal = |(number, look): (&u64, &Look)| *number > run_number && look.scan.sealed.is_some();
+        let durable = !self.looks.iter().any(later_seal);
+        for Link { life, header, .. } in rest {
+            let at_once = durable && header.number < run_number;
+            let spares = if at_once { &mut self.spares } else { &mut self.spares_late };
+            spares.extend(spare(&life.name, life.data.len()));
         }
     }
 
-    fn claims(&mut self) {
-        let mut times = Vec::new();
+    /// Bytes of the live chain.
+    pub(super) fn bytes(&self) -> u64 {
+        self.chain.iter().map(|link| link.life.bytes).sum()
+    }
+
+    /// A table of the records of the chain, empty as yet.
+    pub(super) fn table(&self, shards: Vec<IndexShard>, now_ms: u64) -> Table {
+        let oldest_live = self.chain.first().map_or(1, |link| link.header.number).max(self.oldest_live);
+        let live = Live::new(self.chain.iter().map(|link| Arc::clone(&link.life)));
+        Table::new(shards, self.seed, live, oldest_live, now_ms)
+    }
+
+    /// Reads every segment that was not read yet, or its hint, and puts all records into `table`: on several threads, if
+    /// there is much to read. The hint of a segment counts only below what is known to be synced: there the segment was
+    /// on the disk once, whatever became of its hint.
+    pub(super) fn read(&mut self, table: &Table, reader: &Reader<'_>) -> Result<(), Error> {
+        let (replaced, synced_lsn) = (&self.replaced, self.synced_lsn);
+        let mut looks = std::mem::take(&mut self.looks);
+        let threads = reader.threads(self.bytes()).min(self.chain.len());
+        // The newest first: of a key that was written again and again, the first to come is then the latest.
+        let turns = self.chain.iter_mut().rev().map(|link| {
+            let look = looks.remove(&link.header.number);
+            (link, look)
+        });
+        let turns: Mutex<Vec<_>> = Mutex::new(turns.rev().collect());
+        let read_all = || -> Result<(), Error> {
+            let mut buffer = Vec::new();
+            loop {
+                let Some((link, look)) = turns.lock().pop() else { return Ok(()) };
+                let may_be_hinted = link.life.end_lsn() <= synced_lsn;
+                link.scan = read_one(&link.life, look, may_be_hinted, table, replaced, reader, &mut buffer)?;
+                reader.tell(link.life.bytes)?;
+            }
+        };
+        reader.tell(0)?;
+        if threads <= 1 {
+            read_all()?;
+        } else {
+            std::thread::scope(|scope| {
+                let others: Vec<_> = (1..threads).map(|_| scope.spawn(read_all)).collect();
+                let own = read_all();
+                let join = |other: std::thread::ScopedJoinHandle<'_, _>| {
+                    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                };
+                others.into_iter().map(join).fold(own, Result::and)
+            })?;
+        }
         for link in &self.chain {
             self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
-            times.extend(link.scan.closed.map(|(_, time)| time));
         }
-        for time in times {
-            self.note_time(time);
-        }
+        Ok(())
     }
 
     /// Refuses a store in which something that was on the disk once is not as it was.
@@ -332,7 +340,7 @@ impl Survey {
                 .iter()
                 .find(|hole| hole.from_lsn < self.synced_lsn && !self.replaced.contains(hole.from_lsn));
             if let Some(hole) = damaged {
-                return Err(Error::corrupt(&link.found.name, hole.offset, &hole.bad.to_string()));
+                return Err(Error::corrupt(&link.life.name, hole.offset, &hole.bad.to_string()));
             }
             if let Some((lsn, next)) = link.scan.next {
                 let cut = self.replaced.contains(lsn) || self.replaced.contains(next.first_lsn);
@@ -340,7 +348,7 @@ impl Survey {
                 let present = successor.is_some_and(|link| link.header.salt == next.salt);
                 if !cut && !present {
                     let reason = format!("its successor, segment {}, is missing", next.number);
-                    return Err(Error::corrupt(&link.found.name, lsn - link.header.first_lsn, &reason));
+                    return Err(Error::corrupt(&link.life.name, lsn - link.header.first_lsn, &reason));
                 }
             }
         }
@@ -351,7 +359,7 @@ impl Survey {
             let (group, behind) = rest.split_at(count.max(1));
             let sealed = group.iter().any(|link| link.scan.sealed.is_some());
             if count > 0 && !sealed && !self.replaced.contains(first.header.first_lsn) {
-                return Err(Error::corrupt(&first.found.name, format::DATA_START, "the seal of a recovery is missing"));
+                return Err(Error::corrupt(&first.life.name, format::DATA_START, "the seal of a recovery is missing"));
             }
             rest = behind;
         }
@@ -362,11 +370,7 @@ impl Survey {
     fn is_clean(&self) -> bool {
         let mut above = self.chain.iter().rev().skip_while(|link| link.scan.is_empty());
         let Some(last) = above.next() else { return false };
-        let ended = last
-            .scan
-            .closed
-            .is_some_and(|(lsn, _)| last.header.first_lsn + last.scan.end == lsn + format::CLOSED_BYTES as u64);
-        ended
+        last.scan.ends_closed(&last.life)
             && !self
                 .chain
                 .iter()
@@ -402,7 +406,7 @@ impl Survey {
         OpenReport {
             clean: self.is_clean(),
             segments: self.chain.len() as u64,
-            records: self.chain.iter().map(|link| link.scan.states.len() as u64).sum(),
+            records: self.chain.iter().map(|link| link.scan.records).sum(),
             torn: torn.count() as u64,
             header_copies_bad: self.header_copies_bad,
             ..OpenReport::default()
@@ -410,30 +414,46 @@ impl Survey {
     }
 }
 
-/// The file of a segment that no longer counts.
-fn spare(found: &Found) -> Option<Spare> {
-    let bytes = found.data.len();
-    let fits =
-        bytes > format::DATA_START && bytes <= index::OFFSET_END.into() && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
-    fits.then(|| Spare { name: found.name.clone(), bytes })
+/// What one segment comes to: by what was read of it already, by its hint, or by reading it.
+fn read_one(
+    life: &Life,
+    look: Option<Look>,
+    may_be_hinted: bool,
+    table: &Table,
+    replaced: &Intervals,
+    reader: &Reader<'_>,
+    buffer: &mut Vec<u8>,
+) -> Result<Scan, Error> {
+    let (look, entries) = look.map_or((None, None), |look| (Some(look.scan), look.entries));
+    if let Some(entries) = entries {
+        table.apply(life, &entries, false, replaced)?;
+        return Ok(look.unwrap_or_default());
+    }
+    let hint = if may_be_hinted { hint::of(reader.storage, reader.store_id, life) } else { None };
+    if let Some((scan, entries)) = hint {
+        table.apply(life, &entries, true, replaced)?;
+        reader.hints.fetch_add(1, Ordering::Relaxed);
+        return Ok(look.unwrap_or(scan));
+    }
+    let reading = Reading::of(life, buffer)?;
+    table.apply(life, &reading.entries(table.seed()), false, replaced)?;
+    Ok(reading.scan)
 }
 
-/// Whether the segments of one recovery hold its `Sealed`, and all the copies that it counts.
-fn sealed(group: &[(&Found, &SegmentHeader, &Scan)]) -> Result<bool, Error> {
-    let Some(seal) = group.iter().find_map(|(_, _, scan)| scan.sealed.as_ref()) else {
-        return Ok(false);
-    };
+/// The file of a segment that no longer counts.
+fn spare(name: &str, bytes: u64) -> Option<Spare> {
+    let fits =
+        bytes > format::DATA_START && bytes <= index::OFFSET_END.into() && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
+    fits.then(|| Spare { name: name.to_owned(), bytes })
+}
+
+/// Whether the segments of one recovery, with the offsets of their records, hold all the copies that its `Sealed` counts.
+fn is_whole<'a>(seal: &Seal, group: impl Iterator<Item = (&'a Life, &'a Vec<u32>)>) -> Result<bool, Error> {
     let mut count = 0;
     let mut copies = Copies::default();
-    for (found, header, scan) in group {
-        for offset in &scan.states {
-            let lsn = header.first_lsn + u64::from(*offset);
-            if lsn > seal.lsn {
-                break;
-            }
-            let bytes = found.data.view(u64::from(*offset), room_behind(found, *offset));
-            let seen = format::verify(bytes, header.salt, lsn).map_err(|bad| changed(&found.name, *offset, bad))?;
-            copies.add(seen.bytes);
+    for (life, states) in group {
+        for offset in states.iter().take_while(|offset| life.lsn(**offset) <= seal.lsn) {
+            copies.add(life.checked_record(*offset).map(|_| life.record(*offset))?);
             count += 1;
         }
     }
@@ -454,14 +474,6 @@ impl Copies {
         self.0.finalize_xof().fill(&mut digest);
         digest
     }
-}
-
-fn room_behind(found: &Found, offset: u32) -> usize {
-    usize::try_from(found.data.len().saturating_sub(offset.into())).unwrap_or(usize::MAX)
-}
-
-fn changed(name: &str, offset: u32, bad: Bad) -> Error {
-    Error::corrupt(name, offset.into(), &format!("it changed while it was read: {bad}"))
 }
 
 /// Intervals of the log, `from..to` in LSNs: ascending, none empty, none touching another.

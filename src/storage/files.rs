@@ -227,6 +227,11 @@ impl Storage for FileStorage {
         self.sync_directory()
     }
 
+    fn leave(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut file = self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+        file.write_all(bytes)
+    }
+
     fn create_segment(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn Segment>> {
         if self.lock.lock().strong_count() == 0 {
             return Err(not_locked());

@@ -131,6 +131,11 @@ impl Storage for SimDisk {
         self.sync_directory()
     }
 
+    fn leave(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let file = self.create_file(name, false)?;
+        self.write(file, 0, bytes)
+    }
+
     fn create_segment(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn Segment>> {
         let bytes = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         if self.shared.machine.lock().lock.strong_count() == 0 {

@@ -216,6 +216,10 @@ impl Storage for Forgetful {
         self.disk.publish(name, bytes)
     }
 
+    fn leave(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.disk.leave(name, bytes)
+    }
+
     fn create_segment(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn Segment>> {
         Ok(self.over(self.disk.create_segment(name, bytes)?))
     }

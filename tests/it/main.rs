@@ -13,6 +13,7 @@ mod examine;
 mod examples;
 mod faults;
 mod handed_on;
+mod hints;
 mod history;
 mod images;
 mod kill;

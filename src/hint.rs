@@ -1,0 +1,74 @@
+//! Hints: leaving them on the disk when a segment has ended, and opening by them. The format's head tells what they are.
+
+use crate::format::{self, Entry, HINT_ENTRY_BYTES, HINT_HEAD_BYTES, HintOf, Record};
+use crate::index;
+use crate::key::HashSeed;
+use crate::scan::{Reading, Scan};
+use crate::segment::{self, Life};
+use crate::storage::Storage;
+
+const NAME_PREFIX: &str = "hint-";
+const NAME_SUFFIX: &str = ".keyonce";
+
+/// The longest hint in bytes: a segment of the shortest records alone.
+const BYTES_MAX: usize = HINT_HEAD_BYTES + HINT_ENTRY_BYTES * (index::OFFSET_END as usize / format::STATE_BYTES);
+
+/// The name of the hint of segment file `index`.
+pub(crate) fn file_name(index: u32) -> String {
+    format!("{NAME_PREFIX}{index:08x}{NAME_SUFFIX}")
+}
+
+/// The index in the name of a hint.
+pub(crate) fn file_index(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?;
+    let index = u32::from_str_radix(digits, 16).ok()?;
+    (file_name(index) == name).then_some(index)
+}
+
+/// The name of the hint of a segment file.
+pub(crate) fn name_beside(segment_name: &str) -> Option<String> {
+    segment::file_index(segment_name).map(file_name)
+}
+
+/// Removes the hint of a segment file that is no more, if there is one.
+pub(crate) fn remove_beside(storage: &dyn Storage, segment_name: &str) {
+    if let Some(name) = name_beside(segment_name)
+        && storage.remove(&name).is_err()
+    {
+        // There was none, or it stays, and nothing reads it.
+    }
+}
+
+/// Leaves the hint of a segment that has ended and was synced whole. When that fails, or what is read is not all sound,
+/// there is none, and the next opening reads the segment.
+pub(crate) fn leave(storage: &dyn Storage, store_id: [u8; 16], life: &Life, seed: &HashSeed) {
+    life.note_hint_done();
+    let mut buffer = Vec::new();
+    let (Some(name), Ok(reading)) = (name_beside(&life.name), Reading::of(life, &mut buffer)) else { return };
+    if reading.scan.next.is_none() || !reading.scan.holes.is_empty() {
+        return;
+    }
+    let of = HintOf { store_id, number: life.number, salt: life.salt };
+    if storage.leave(&name, &format::encode_hint(&of, reading.scan.end, &reading.entries(seed))).is_err() {
+        // A full disk, say. What is left of it is no hint.
+    }
+}
+
+/// What the hint of a segment says, in place of reading it. `None`: there is none that can be believed.
+pub(crate) fn of(storage: &dyn Storage, store_id: [u8; 16], life: &Life) -> Option<(Scan, Vec<Entry>)> {
+    let bytes = storage.read(&name_beside(&life.name)?, BYTES_MAX).ok()?;
+    let of = HintOf { store_id, number: life.number, salt: life.salt };
+    let (end, entries) = format::decode_hint(&bytes, &of)?;
+    if end > life.bytes || life.data.len() < life.bytes {
+        return None;
+    }
+    // The segment itself says where the log goes on.
+    let mut next = [0; format::NEXT_BYTES];
+    let offset = end.checked_sub(next.len() as u64)?;
+    let read = life.data.read_at(offset, &mut next).ok()?;
+    let lsn = life.first_lsn + offset;
+    let Record::Next(next) = format::verify(next.get(..read)?, life.salt, lsn).ok()?.record else { return None };
+    life.note_hint_done();
+    let scan = Scan { records: entries.len() as u64, next: Some((lsn, next)), end, ..Scan::default() };
+    Some((scan, entries))
+}
