@@ -121,7 +121,8 @@
 //!
 //! `store` and `reservation` are the public face; `engine` knows the order of steps; `state` decides, purely; `index`
 //! finds the latest record of a key, `log` appends records to `segment`s, `commit` makes them durable, `recovery`
-//! opens; `format` alone knows bytes, `storage` files, and `map` holds all unsafe code. Imports point down only.
+//! opens, by what `scan` reads of a segment or a `hint` says of it; `format` alone knows bytes, `storage` files, and
+//! `map` holds all unsafe code. Imports point down only.
 //!
 //! # Features
 //!

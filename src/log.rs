@@ -41,7 +41,7 @@ const END_ROOM: u64 = (format::NEXT_BYTES + format::CLOSED_BYTES) as u64;
 const LIVE_SPAN_MAX: u64 = index::SEGMENT_SPAN_MAX - 8;
 
 /// Pages are readied for writing in steps of this many bytes.
-const POPULATE_BYTES: u64 = 256 << 10;
+const POPULATE_BYTES: u64 = 64 << 10;
 
 /// What stays the same through a run.
 #[derive(Debug)]
@@ -307,7 +307,9 @@ impl Log {
         }
     }
 
-    /// Makes durable all that was appended before the call. Only [`Commit::wait`] calls it, one at a time.
+    /// Makes durable what was appended before the call: the rolled segments, and only when there are none, the tail. Who
+    /// waits for more than a rolled segment calls again; who does not spares the writers of the tail the faults that a
+    /// sync of it costs them. Says how far. Only [`Commit::wait`] calls it, one at a time.
     ///
     /// # Errors
     ///
@@ -318,13 +320,21 @@ impl Log {
             let tail = tail.as_ref().ok_or_else(Error::closed)?;
             (tail.rolled.clone(), Arc::clone(&tail.life), tail.end())
         };
-        for life in rolled.iter().chain([&life]) {
-            life.data.sync().map_err(|error| Error::io(format!("syncing {}", life.name), error))?;
+        let failed = |life: &Life| {
+            let what = format!("syncing {}", life.name);
+            move |error| Error::io(what, error)
+        };
+        let Some(last) = rolled.last() else {
+            life.data.sync().map_err(failed(&life))?;
+            return Ok(end);
+        };
+        for life in &rolled {
+            life.data.detach().and_then(|()| life.data.sync()).map_err(failed(life))?;
         }
-        if let (false, Some(tail)) = (rolled.is_empty(), self.tail.lock().as_mut()) {
+        if let Some(tail) = self.tail.lock().as_mut() {
             tail.rolled.drain(..rolled.len());
         }
-        Ok(end)
+        Ok(last.end_lsn())
     }
 
     /// The number of the segment at the tail.

@@ -221,6 +221,19 @@ impl Region {
         }
         Ok(())
     }
+
+    /// Takes the pages of a writable mapping out of the page tables in one go. A sync would do so page by page, and
+    /// interrupt every core that runs a thread of this process for each. They come back as they are looked at.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        if let (Owner::Map { _map: map }, true) = (&self.owner, self.writable) {
+            // SAFETY: the mapping is shared and of a file (`over` alone makes it), so no byte changes: what was written
+            // stays in the page cache, and the next access to the memory finds it there, also one through a slice that
+            // was handed out (M1, M3).
+            return unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, 0, self.bytes) };
+        }
+        Ok(())
+    }
 }
 
 impl Claim<'_> {

@@ -132,6 +132,7 @@ pub enum OnDrop {
 /// | [`clock`](Self::clock) | [`SystemClock`] | | |
 /// | [`clock_jump_max`](Self::clock_jump_max) | 7 days | 0 to 100 years | rounded up to ms |
 /// | [`on_event`](Self::on_event) | nobody listens | | |
+/// | [`progress`](Self::progress) | nobody is told | | |
 ///
 /// ```
 /// use std::time::Duration;

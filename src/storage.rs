@@ -161,4 +161,14 @@ pub trait Segment: fmt::Debug + Send + Sync + 'static {
     ///
     /// When the pages cannot be had.
     fn populate(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Nothing more is written: what a sync would do page by page to a mapping is done at once, so that other threads are
+    /// not interrupted for each page.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the system says.
+    fn detach(&self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -342,6 +342,10 @@ impl Segment for FileSegment {
         self.region().view(offset, len)
     }
 
+    fn detach(&self) -> io::Result<()> {
+        self.region.as_ref().map_or(Ok(()), Region::detach)
+    }
+
     fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
         match &self.region {
             Some(region) => region.populate(offset, len),
