@@ -54,11 +54,19 @@ pub(crate) fn leave(storage: &dyn Storage, store_id: [u8; 16], life: &Life, seed
     }
 }
 
-/// What the hint of a segment says, in place of reading it. `None`: there is none that can be believed.
-pub(crate) fn of(storage: &dyn Storage, store_id: [u8; 16], life: &Life) -> Option<(Scan, Vec<Entry>)> {
-    let bytes = storage.read(&name_beside(&life.name)?, BYTES_MAX).ok()?;
+/// The bytes of the hint of a segment, whatever they are.
+pub(crate) fn read(storage: &dyn Storage, life: &Life) -> Option<Vec<u8>> {
+    storage.read(&name_beside(&life.name)?, BYTES_MAX).ok()
+}
+
+/// What the hint of a segment says, in place of reading it. `None`: it cannot be believed.
+pub(crate) fn of<'a>(
+    bytes: &'a [u8],
+    store_id: [u8; 16],
+    life: &Life,
+) -> Option<(Scan, impl ExactSizeIterator<Item = Entry> + Clone + use<'a>)> {
     let of = HintOf { store_id, number: life.number, salt: life.salt };
-    let (end, entries) = format::decode_hint(&bytes, &of)?;
+    let (end, entries) = format::decode_hint(bytes, &of)?;
     if end > life.bytes || life.data.len() < life.bytes {
         return None;
     }

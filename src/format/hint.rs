@@ -62,7 +62,10 @@ pub(crate) fn encode_hint(of: &HintOf, end: u64, entries: &[Entry]) -> Vec<u8> {
 
 /// The segment's end and the entries, if these are all the bytes of a hint of just that life; else nothing, whatever is
 /// wrong with them.
-pub(crate) fn decode_hint(bytes: &[u8], of: &HintOf) -> Option<(u64, Vec<Entry>)> {
+pub(crate) fn decode_hint<'a>(
+    bytes: &'a [u8],
+    of: &HintOf,
+) -> Option<(u64, impl ExactSizeIterator<Item = Entry> + Clone + use<'a>)> {
     let (head, body) = bytes.split_at_checked(HINT_HEAD_BYTES)?;
     let mut fields = Fields(head);
     let ours = fields.array()? == MAGIC && fields.u32()? == VERSION && fields.u32()? == 0;
@@ -75,14 +78,20 @@ pub(crate) fn decode_hint(bytes: &[u8], of: &HintOf) -> Option<(u64, Vec<Entry>)
     if entries.len() as u64 != count {
         return None;
     }
-    let entries: Vec<Entry> = entries.iter().map(|bytes| entry(bytes)).collect::<Option<_>>()?;
-    let ascend = entries.is_sorted_by(|one, other| one.offset < other.offset);
-    let within = |entry: &Entry| u64::from(entry.offset) >= DATA_START && u64::from(entry.offset) < end;
+    let mut last = DATA_START - 1;
+    for bytes in entries {
+        let offset = u64::from(entry(bytes)?.offset);
+        if offset <= last || offset >= end {
+            return None;
+        }
+        last = offset;
+    }
     let ends = end.is_multiple_of(UNIT_BYTES as u64) && end >= DATA_START + NEXT_BYTES as u64;
-    (ends && ascend && entries.iter().all(within)).then_some((end, entries))
+    let entries = entries.iter().map(|bytes| entry(bytes).expect("it was read before"));
+    ends.then_some((end, entries))
 }
 
-fn entry(bytes: &[u8]) -> Option<Entry> {
+fn entry(bytes: &[u8; HINT_ENTRY_BYTES]) -> Option<Entry> {
     let mut fields = Fields(bytes);
     let (hash, kept_until_ms) = (fields.u64()?, fields.u48()?);
     let [a, b, c, code] = fields.array()?;

@@ -304,11 +304,11 @@ impl Survey {
         });
         let turns: Mutex<Vec<_>> = Mutex::new(turns.rev().collect());
         let read_all = || -> Result<(), Error> {
-            let mut buffer = Vec::new();
+            let mut buffers = Buffers::default();
             loop {
                 let Some((link, look)) = turns.lock().pop() else { return Ok(()) };
                 let may_be_hinted = link.life.end_lsn() <= synced_lsn;
-                link.scan = read_one(&link.life, look, may_be_hinted, table, replaced, reader, &mut buffer)?;
+                link.scan = read_one(&link.life, look, may_be_hinted, table, replaced, reader, &mut buffers)?;
                 reader.tell(link.life.bytes)?;
             }
         };
@@ -414,6 +414,13 @@ impl Survey {
     }
 }
 
+/// What a thread that reads segments uses again and again.
+#[derive(Default)]
+struct Buffers {
+    segment: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
 /// What one segment comes to: by what was read of it already, by its hint, or by reading it.
 fn read_one(
     life: &Life,
@@ -422,21 +429,21 @@ fn read_one(
     table: &Table,
     replaced: &Intervals,
     reader: &Reader<'_>,
-    buffer: &mut Vec<u8>,
+    Buffers { segment, entries: sorted }: &mut Buffers,
 ) -> Result<Scan, Error> {
     let (look, entries) = look.map_or((None, None), |look| (Some(look.scan), look.entries));
     if let Some(entries) = entries {
-        table.apply(life, &entries, false, replaced)?;
+        table.apply(life, entries.into_iter(), false, replaced, sorted)?;
         return Ok(look.unwrap_or_default());
     }
-    let hint = if may_be_hinted { hint::of(reader.storage, reader.store_id, life) } else { None };
-    if let Some((scan, entries)) = hint {
-        table.apply(life, &entries, true, replaced)?;
+    let hint = if may_be_hinted { hint::read(reader.storage, life) } else { None };
+    if let Some((scan, entries)) = hint.as_ref().and_then(|bytes| hint::of(bytes, reader.store_id, life)) {
+        table.apply(life, entries, true, replaced, sorted)?;
         reader.hints.fetch_add(1, Ordering::Relaxed);
         return Ok(look.unwrap_or(scan));
     }
-    let reading = Reading::of(life, buffer)?;
-    table.apply(life, &reading.entries(table.seed()), false, replaced)?;
+    let reading = Reading::of(life, segment)?;
+    table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
     Ok(reading.scan)
 }
 

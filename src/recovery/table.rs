@@ -55,30 +55,12 @@ impl Table {
     pub(super) fn apply(
         &self,
         life: &Life,
-        entries: &[Entry],
+        entries: impl ExactSizeIterator<Item = Entry> + Clone,
         hinted: bool,
         replaced: &Intervals,
+        buffer: &mut Vec<Entry>,
     ) -> Result<(), Error> {
-        // By shard: one lock, and one part of the memory, after the other.
-        let mut ends = vec![0_usize; self.parts.len() + 1];
-        let part_of = |entry: &Entry| shard_of(entry.hash, self.parts.len());
-        for entry in entries {
-            if let Some(end) = ends.get_mut(part_of(entry) + 1) {
-                *end += 1;
-            }
-        }
-        let mut sum = 0;
-        for end in &mut ends {
-            sum += *end;
-            *end = sum;
-        }
-        let mut sorted = vec![0_u32; entries.len()];
-        for (at, entry) in (0..).zip(entries) {
-            let end = ends.get_mut(part_of(entry)).expect("a shard's number is below the number of shards");
-            *sorted.get_mut(*end).expect("each entry has its place") = at;
-            *end += 1;
-        }
-        let mut sorted = sorted.as_slice();
+        let (mut sorted, ends) = self.sort(entries, buffer);
         let mut begin = 0;
         for (part, end) in self.parts.iter().zip(ends) {
             let (of_part, rest) = sorted.split_at(end - begin);
@@ -87,14 +69,42 @@ impl Table {
                 continue;
             }
             let mut part = part.lock();
-            for at in of_part {
-                let entry = entries.get(*at as usize).expect("sorted are the numbers of entries");
+            for entry in of_part {
                 if !replaced.contains(life.lsn(entry.offset)) {
                     self.publish(&mut part, life, entry, hinted)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// The entries by shard, so that one lock, and one part of the memory, comes after the other; and where those of each
+    /// shard end.
+    fn sort<'a>(
+        &self,
+        entries: impl ExactSizeIterator<Item = Entry> + Clone,
+        buffer: &'a mut Vec<Entry>,
+    ) -> (&'a [Entry], Vec<usize>) {
+        const NOTHING: Entry = Entry { hash: 0, kept_until_ms: 0, offset: 0, kind: StateKind::Released };
+        let part_of = |entry: &Entry| shard_of(entry.hash, self.parts.len());
+        let mut ends = vec![0_usize; self.parts.len() + 1];
+        for entry in entries.clone() {
+            *ends.get_mut(part_of(&entry) + 1).expect("a shard's number is below the number of shards") += 1;
+        }
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += *end;
+            *end = sum;
+        }
+        if buffer.len() < sum {
+            buffer.resize(sum, NOTHING);
+        }
+        for entry in entries {
+            let end = ends.get_mut(part_of(&entry)).expect("a shard's number is below the number of shards");
+            *buffer.get_mut(*end).expect("each entry has its place") = entry;
+            *end += 1;
+        }
+        (buffer.get(..sum).unwrap_or_default(), ends)
     }
 
     fn publish(&self, part: &mut Part, life: &Life, entry: &Entry, hinted: bool) -> Result<(), Error> {
