@@ -140,6 +140,7 @@ mod engine;
 mod entropy;
 mod error;
 mod event;
+mod fork;
 mod format;
 mod helper;
 mod index;

@@ -29,6 +29,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::{Access, Segment, Storage};
+use crate::fork::KeptFile;
 use crate::map::Region;
 use crate::options::AppendMode;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -58,14 +59,17 @@ pub(crate) struct FileStorage {
 /// The locked file; closing it frees the lock.
 #[derive(Debug)]
 struct DirectoryLock {
-    file: File,
+    file: Arc<KeptFile>,
 }
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Closing alone would not do: a child that another thread has forked and that has not executed its program yet
-        // holds the descriptor, too.
-        if self.file.unlock().is_err() {
+        // holds the descriptor, too. A child that drops its copy of the store, in turn, frees nothing: the lock is of
+        // what both descriptors stand for.
+        if let Some(file) = self.file.take()
+            && file.unlock().is_err()
+        {
             // Closing frees the lock in the next moment.
         }
     }
@@ -182,7 +186,7 @@ impl Storage for FileStorage {
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
-        let lock = Arc::new(DirectoryLock { file });
+        let lock = Arc::new(DirectoryLock { file: KeptFile::new(file) });
         *self.lock.lock() = Arc::downgrade(&lock);
         Ok(Some(Box::new(lock)))
     }

@@ -12,6 +12,7 @@ mod docs;
 mod examine;
 mod examples;
 mod faults;
+mod fork;
 mod handed_on;
 mod history;
 mod images;
