@@ -118,7 +118,11 @@ mod tests {
         assert!(kept.take().is_none());
         let kept = Arc::new(kept);
         KEPT.lock().push(Arc::downgrade(&kept));
-        close_what_is_not_ours();
-        assert!(kept.file.lock().is_none());
+        // Another test may be looking at the list.
+        let closed = (0..1_000_000).any(|_| {
+            close_what_is_not_ours();
+            kept.file.lock().is_none()
+        });
+        assert!(closed);
     }
 }
