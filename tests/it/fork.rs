@@ -286,6 +286,15 @@ fn forks_in_quiet(dir: &Path, store: Store) {
     replays(&other, &key("a"), b"by the child");
 }
 
+/// Has the threads come to an end when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn forks_at_work(dir: &Path, store: Store) {
     let mut all = Some(Everything::of(dir, &store));
     let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -305,12 +314,14 @@ fn forks_at_work(dir: &Path, store: Store) {
                 }
             });
         }
+        // Also when a child has found something wrong.
+        let ends = Ends(&over);
         let mut forks = 0;
         while forks < FORKS_AT_WORK || done.load(Ordering::Relaxed) < KEYS_MIN {
             fork(|| everything_is_refused(all.take().unwrap()));
             forks += 1;
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ends);
     });
     assert!(is_locked(dir));
     let done = done.into_inner();

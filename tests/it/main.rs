@@ -24,6 +24,7 @@ mod listing;
 mod lock;
 mod machine;
 mod measured;
+mod network;
 mod oracle;
 mod place;
 mod promises;
