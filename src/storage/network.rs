@@ -21,7 +21,11 @@ pub(crate) fn network_file_system(directory: &Path) -> io::Result<Option<String>
         // Of a relative path, the last ancestor is the empty one.
         let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
         match rustix::io::retry_on_intr(|| rustix::fs::statfs(existing)) {
-            Ok(found) => return Ok(judge(u64::from_ne_bytes(found.f_type.to_ne_bytes()), || mounted_as(existing))),
+            Ok(found) => {
+                // Some are negative where the field is a signed one of 32 bits.
+                let magic = u32::try_from(found.f_type & 0xFFFF_FFFF).expect("32 bits are 32 bits");
+                return Ok(judge(magic, || mounted_as(existing)));
+            }
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -95,9 +99,7 @@ const SHARED_FUSE: [&str; 24] = [
 
 /// The name of what `magic` stands for, if it is shared; `mounted_as` says how the kernel names it.
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the numbers are those of Linux"))]
-fn judge(magic: u64, mounted_as: impl FnOnce() -> Option<String>) -> Option<String> {
-    // Some are negative where the field is a signed one of 32 bits.
-    let magic = u32::try_from(magic & u64::from(u32::MAX)).expect("32 bits are 32 bits");
+fn judge(magic: u32, mounted_as: impl FnOnce() -> Option<String>) -> Option<String> {
     if magic == FUSE {
         return mounted_as().filter(|name| SHARED_FUSE.contains(&name.as_str()));
     }
@@ -133,10 +135,7 @@ mod tests {
     #[test]
     fn every_network_and_cluster_file_system_is_known_by_its_number() {
         for (magic, name) in SHARED {
-            assert_eq!(judge(magic.into(), nothing).as_deref(), Some(name));
-            // As a signed field of 32 bits gives it.
-            let signed = i64::from(i32::from_ne_bytes(magic.to_ne_bytes()));
-            assert_eq!(judge(u64::from_ne_bytes(signed.to_ne_bytes()), nothing).as_deref(), Some(name));
+            assert_eq!(judge(magic, nothing).as_deref(), Some(name));
         }
         for (at, (magic, name)) in SHARED.iter().enumerate() {
             assert!(!SHARED.iter().skip(at + 1).any(|(other, _)| other == magic), "{name} stands there twice");
@@ -176,13 +175,13 @@ mod tests {
     #[test]
     fn what_a_process_serves_is_judged_by_its_name() {
         for shared in SHARED_FUSE {
-            assert_eq!(judge(FUSE.into(), || Some(shared.to_owned())).as_deref(), Some(shared));
+            assert_eq!(judge(FUSE, || Some(shared.to_owned())).as_deref(), Some(shared));
         }
         let local = ["fuse", "fuseblk", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.gocryptfs", "fuse.ntfs-3g"];
         for local in local {
-            assert_eq!(judge(FUSE.into(), || Some(local.to_owned())), None, "{local}");
+            assert_eq!(judge(FUSE, || Some(local.to_owned())), None, "{local}");
         }
-        assert_eq!(judge(FUSE.into(), || None), None, "what is not known is not refused");
+        assert_eq!(judge(FUSE, || None), None, "what is not known is not refused");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! serves by itself through `/dev/fuse`, mounted under the name of one that goes over a network, and of one that does not.
 
 #![expect(unsafe_code, reason = "mounting is a call of libc")]
+#![expect(clippy::host_endian_bytes, reason = "the kernel speaks to a process of the same machine")]
 
 use std::ffi::CString;
 use std::fs::{self, File};
