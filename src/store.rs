@@ -38,6 +38,9 @@ const LOCK_RETRY: Duration = Duration::from_millis(5);
 ///
 /// Dropping the last handle closes the store without waiting for running owners, and frees the directory's lock before
 /// it returns; [`close`](Self::close) does the same and says how it went.
+///
+/// A store serves the process that opened it. In a child that `fork` has made of that process every call fails with
+/// [`ErrorKind::Closed`] (`stats` is empty), and a drop does nothing; the parent's store goes on.
 #[derive(Clone)]
 pub struct Store {
     handle: Arc<Handle>,
