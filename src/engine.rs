@@ -26,6 +26,7 @@ use crossbeam::utils::CachePadded;
 use crate::commit::Commit;
 use crate::error::Error;
 use crate::event::{Event, Listener};
+use crate::fork::{self, Mark};
 use crate::format::{Draft, StateKind};
 use crate::helper::{Counter, Helper, Timer};
 use crate::index::Candidate;
@@ -53,6 +54,8 @@ pub(crate) const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
 pub(crate) struct Engine {
     options: Checked,
     seed: HashSeed,
+    /// The process that opened it, and that alone may use it.
+    opened_in: Mark,
     /// Store time at which it was opened.
     opened_ms: u64,
     log: Log,
@@ -220,6 +223,7 @@ impl Engine {
             fresh_keys: FreshKeys::new(),
             options,
             seed: opened.seed,
+            opened_in: Mark::here(),
             opened_ms: opened.log.time().now_ms(),
             swept_at: AtomicU64::new(opened.log.oldest_live()),
             log: opened.log,
@@ -249,7 +253,7 @@ impl Engine {
         }
         let weak = Arc::downgrade(&engine);
         let on_move: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
-            if let Some(engine) = Weak::upgrade(&weak) {
+            if let Some(engine) = Weak::upgrade(&weak).filter(|engine| engine.refuse_forked().is_ok()) {
                 engine.ring_who_closes();
                 engine.do_what_is_due();
             }
@@ -311,7 +315,7 @@ impl Engine {
 
     /// Whether a key that was issued at this moment may already have been forgotten.
     pub(crate) fn is_too_old(&self, issued_ms: u64, retention_ms: u64) -> bool {
-        issued_ms <= self.log.time().forgotten_before(retention_ms)
+        self.refuse_forked().is_ok() && issued_ms <= self.log.time().forgotten_before(retention_ms)
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
@@ -322,6 +326,7 @@ impl Engine {
     fn step(&self, key: &Key, step: &Step<'_>) -> Result<Begun, NotAppended> {
         let hash = key.hash(&self.seed);
         let mut after = Aftermath::default();
+        self.refuse_forked()?;
         let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
         let begun = self.step_in(&mut shard, hash, key, step, &mut after);
@@ -476,20 +481,33 @@ impl Engine {
     }
 
     pub(crate) fn refuse_closed(&self) -> Result<(), Error> {
+        self.refuse_forked()?;
         if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
     }
 
+    /// Refuses a child made by `fork`: asked before any lock is taken, since in a child it may never be free again.
+    pub(crate) fn refuse_forked(&self) -> Result<(), Error> {
+        if self.opened_in.is_here() {
+            return Ok(());
+        }
+        fork::close_what_is_not_ours();
+        Err(Error::forked())
+    }
+
     pub(crate) fn health(&self) -> Health {
-        match (self.refuse_closed(), self.commit.failure()) {
-            (Err(_), _) => Health::Closed,
-            (Ok(()), Some(failure)) => Health::Poisoned(failure),
-            (Ok(()), None) => Health::Sound,
+        match self.refuse_closed().map(|()| self.commit.failure()) {
+            Err(_) => Health::Closed,
+            Ok(Some(failure)) => Health::Poisoned(failure),
+            Ok(None) => Health::Sound,
         }
     }
 
-    /// Counters and sizes.
+    /// Counters and sizes; none in a child made by `fork`.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = Stats::default();
+        if self.refuse_forked().is_err() {
+            return stats;
+        }
         let oldest_live = self.log.oldest_live();
         for shard in &self.shards {
             let shard = shard.lock();

@@ -9,6 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::key::InvalidKey;
 
 /// How long to wait before a full disk is tried again: the store itself tries each second.
@@ -90,7 +92,8 @@ impl Error {
             }
             _ => ErrorKind::Io,
         };
-        Self::with_source(kind, format!("{} failed", what.into()), source)
+        let remedy = source.raw_os_error().map(Errno::from_raw_os_error).and_then(remedy).unwrap_or_default();
+        Self::with_source(kind, format!("{} failed{remedy}", what.into()), source)
     }
 
     /// Damage: a check that failed in `file` at byte `offset`, where no crash explains it.
@@ -113,6 +116,14 @@ impl Error {
         Self::new(ErrorKind::Closed, "the store is closed")
     }
 
+    /// What a child made by `fork` gets of the stores of its parent.
+    pub(crate) fn forked() -> Self {
+        Self::new(
+            ErrorKind::Closed,
+            "the store is open in the process that this one was forked from, and serves that one alone",
+        )
+    }
+
     /// An act on a reservation that is no longer the latest of its key, where only an error can say so.
     pub(crate) fn superseded() -> Self {
         Self::new(ErrorKind::Cancelled, "the reservation is no longer the latest of its key")
@@ -121,6 +132,20 @@ impl Error {
     /// What every call gets after the first failed write or sync, with that failure beneath it.
     pub(crate) fn poisoned(first: Self) -> Self {
         Self::with_source(ErrorKind::Poisoned, "an earlier write or sync failed, so the store takes no more", first)
+    }
+}
+
+/// What a person can do about a limit of the system, where its own words do not say it.
+fn remedy(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::MFILE => Some(
+            ": too many open files in this process: raise the limit (ulimit -n), or choose larger segments \
+             (the option `segment_bytes`)",
+        ),
+        Errno::NFILE => Some(": too many open files in the system: raise the limit (fs.file-max)"),
+        Errno::NOMEM => Some(": no memory, or more mappings than a process may have (vm.max_map_count)"),
+        Errno::FBIG => Some(": files may not become that large: raise the limit (ulimit -f)"),
+        _ => None,
     }
 }
 
@@ -181,7 +206,7 @@ pub enum ErrorKind {
     Io,
     /// An earlier write or sync failed, so nothing more is written. Close the store, mend the disk, open it again.
     Poisoned,
-    /// The store is closed.
+    /// The store is closed; or this process is a child that was forked from the one that opened it, which has it still.
     Closed,
     /// The caller asked for the call to stop.
     Cancelled,
@@ -212,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_other_failed_operation_is_io_with_its_cause() {
-        for raw in [rustix::io::Errno::IO, rustix::io::Errno::ROFS, rustix::io::Errno::ACCESS, rustix::io::Errno::FBIG]
+        for raw in [rustix::io::Errno::IO, rustix::io::Errno::ROFS, rustix::io::Errno::ACCESS, rustix::io::Errno::NXIO]
         {
             let error = Error::io("syncing segment-00000001.keyonce", raw.into());
             assert_eq!(error.kind(), ErrorKind::Io);
@@ -220,6 +245,22 @@ mod tests {
             assert_eq!(error.to_string(), "syncing segment-00000001.keyonce failed");
             let source = error.source().and_then(|source| source.downcast_ref::<io::Error>()).unwrap();
             assert_eq!(source.raw_os_error(), Some(raw.raw_os_error()));
+        }
+    }
+
+    #[test]
+    fn a_limit_of_the_system_is_told_with_what_can_be_done_about_it() {
+        let remedies = [
+            (Errno::MFILE, "ulimit -n"),
+            (Errno::MFILE, "segment_bytes"),
+            (Errno::NFILE, "fs.file-max"),
+            (Errno::NOMEM, "vm.max_map_count"),
+            (Errno::FBIG, "ulimit -f"),
+        ];
+        for (errno, remedy) in remedies {
+            let error = Error::io("preparing segment-00000001.keyonce", errno.into());
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert!(error.to_string().contains(remedy), "{error}");
         }
     }
 

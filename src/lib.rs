@@ -141,6 +141,7 @@ mod engine;
 mod entropy;
 mod error;
 mod event;
+mod fork;
 mod format;
 mod helper;
 mod hint;

@@ -1,4 +1,5 @@
-//! Memory that one writer fills and any number of readers see. All `unsafe` of the crate is here.
+//! Memory that one writer fills and any number of readers see, and the one word that a forked child does not get. All
+//! `unsafe` of the crate is here.
 //!
 //! A [`Region`] is the memory of one *life* of one segment: a mapping of its file, or a heap buffer in its place. It
 //! knows one number, the **published end**. Bytes below it are handed out as slices and never change again while the
@@ -32,7 +33,7 @@ use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, UnmodelledAtomicU64};
 
 /// The memory of one life of one segment: published below a mark that only rises, writable above it.
 pub(crate) struct Region {
@@ -285,6 +286,47 @@ impl Drop for Region {
                 drop(unsafe { Box::from_raw(slice) });
             }
         }
+    }
+}
+
+/// A word of memory of which a child made by `fork` gets zero instead of a copy.
+pub(crate) struct WipedOnFork {
+    map: MmapRaw,
+}
+
+impl WipedOnFork {
+    /// A word of zero; `None` where the system has none to give.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn new() -> Option<Self> {
+        let map = MmapRaw::from(MmapOptions::new().len(Self::BYTES).map_anon().ok()?);
+        // SAFETY: the range is the whole of an anonymous private mapping that nobody else knows of yet, and the advice
+        // changes nothing in this process: it says what a child gets.
+        let advised =
+            unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), rustix::mm::Advice::LinuxWipeOnFork) };
+        advised.is_ok().then_some(Self { map })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn new() -> Option<Self> {
+        None
+    }
+
+    /// The least that the system gives or wipes.
+    #[cfg(target_os = "linux")]
+    const BYTES: usize = 4096;
+
+    pub(crate) fn word(&self) -> &UnmodelledAtomicU64 {
+        let word = self.map.as_mut_ptr().cast::<u64>();
+        // SAFETY: a mapping begins at a page, so it is aligned, and holds more than a word that was zero from the
+        // start; it lives as long as `self`, and nothing but these atomic accesses reaches it. The kernel wipes the
+        // child's page before the child runs.
+        unsafe { UnmodelledAtomicU64::from_ptr(word) }
+    }
+}
+
+impl fmt::Debug for WipedOnFork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WipedOnFork").field("word", self.word()).finish()
     }
 }
 

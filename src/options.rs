@@ -128,6 +128,7 @@ pub enum OnDrop {
 /// | [`response_bytes`](Self::response_bytes) | 1 KiB, or the maximum if less | 0 to the maximum | bytes |
 /// | [`response_bytes_max`](Self::response_bytes_max) | 1 MiB | 0 to 16 MiB | bytes |
 /// | [`segment_bytes`](Self::segment_bytes) | derived | two largest records to 64 MiB, in steps of 64 KiB | bytes |
+/// | [`network_file_system`](Self::network_file_system) | `false`: refused | | |
 /// | [`lock_wait`](Self::lock_wait) | 0 | any; beyond 100 years counts as 100 years | rounded up to ms |
 /// | [`clock`](Self::clock) | [`SystemClock`] | | |
 /// | [`clock_jump_max`](Self::clock_jump_max) | 7 days | 0 to 100 years | rounded up to ms |
@@ -157,6 +158,7 @@ pub struct Options {
     response_bytes: Option<usize>,
     response_bytes_max: usize,
     segment_bytes: Option<u64>,
+    network_file_system: bool,
     lock_wait: Duration,
     clock: Option<Arc<dyn Clock>>,
     clock_jump_max: Duration,
@@ -178,6 +180,7 @@ impl Options {
             response_bytes: None,
             response_bytes_max: RESPONSE_BYTES_MAX,
             segment_bytes: None,
+            network_file_system: false,
             lock_wait: Duration::ZERO,
             clock: None,
             clock_jump_max: CLOCK_JUMP_MAX,
@@ -248,6 +251,16 @@ impl Options {
     /// of `response_bytes_max` or a checkpoint of 64 KiB, whichever is larger.
     pub fn segment_bytes(self, bytes: u64) -> Self {
         Self { segment_bytes: Some(bytes), ..self }
+    }
+
+    /// Whether the directory may lie on a network or cluster file system (NFS, SMB, 9p, Ceph, `sshfs` and their like).
+    /// Default `false`: opening refuses one, naming it.
+    ///
+    /// `SAFETY.md` says what such a file system must do to be trusted: its locks exclude every other machine, its
+    /// mappings show what was written, and a sync that has returned has synced. Set this only if you know that of
+    /// yours, and no other machine opens the directory. On Linux the kernel is asked; elsewhere nothing is refused.
+    pub fn network_file_system(self, allowed: bool) -> Self {
+        Self { network_file_system: allowed, ..self }
     }
 
     /// How long opening waits while another store has the directory open. Default 0: it fails at once. Rounded up to
@@ -335,6 +348,7 @@ impl Options {
             response_bytes_max: self.response_bytes_max,
             segment_bytes_first,
             segment_bytes_plan,
+            network_file_system: self.network_file_system,
             lock_wait: Duration::from_millis(ms_rounded_up(self.lock_wait).min(DURATION_MS_MAX)),
             clock: self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new())),
             clock_jump_max_ms,
@@ -387,6 +401,8 @@ pub(crate) struct Checked {
     pub(crate) segment_bytes_first: u64,
     /// The size up to which later segments double; not always a power of two times the first.
     pub(crate) segment_bytes_plan: u64,
+    /// Whether the directory may lie on one.
+    pub(crate) network_file_system: bool,
     /// At most 100 years.
     pub(crate) lock_wait: Duration,
     pub(crate) clock: Arc<dyn Clock>,

@@ -12,6 +12,7 @@
 )]
 
 mod files;
+mod network;
 
 use std::any::Any;
 use std::fmt;
@@ -19,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) use self::files::{FileStorage, LOCK_FILE};
+pub(crate) use self::network::network_file_system;
 
 /// A directory of files on some disk.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {

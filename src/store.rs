@@ -27,7 +27,7 @@ use crate::reservation::{Asked, Ending, InterruptedKeys, KeyInfo, Keys, NotReatt
 use crate::retention::DURATION_MS_MAX;
 use crate::state::{Answer, Call, Terms};
 use crate::stats::{Health, OpenReport, Stats};
-use crate::storage::{FileStorage, Storage};
+use crate::storage::{FileStorage, Storage, network_file_system};
 use crate::sync::Mutex;
 use crate::wait::{Bell, Caller, now};
 
@@ -38,6 +38,9 @@ const LOCK_RETRY: Duration = Duration::from_millis(5);
 ///
 /// Dropping the last handle closes the store without waiting for running owners, and frees the directory's lock before
 /// it returns; [`close`](Self::close) does the same and says how it went.
+///
+/// A store serves the process that opened it. In a child that `fork` has made of that process every call fails with
+/// [`ErrorKind::Closed`] (`stats` is empty), and a drop does nothing; the parent's store goes on.
 #[derive(Clone)]
 pub struct Store {
     handle: Arc<Handle>,
@@ -50,7 +53,10 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.engine.close(0).is_err() {
+        if self.engine.refuse_forked().is_err() {
+            // Taking it apart would take locks, which may never be free in a child. All of it goes with the process.
+            std::mem::forget(Arc::clone(&self.engine));
+        } else if self.engine.close(0).is_err() {
             // The end mark is missing: the next opening reads the log as after a crash, and loses nothing that was
             // promised.
         }
@@ -65,13 +71,17 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `InvalidOptions`; `Locked`, when the directory is open already, here or in another process (see
+    /// `InvalidOptions`, also for a directory on a network file system (see [`Options::network_file_system`]); `Locked`,
+    /// when the directory is open already, here or in another process (see
     /// [`Options::lock_wait`]); `ForeignDirectory`, when it is no directory or holds something else;
     /// `UnsupportedFormat`; `Corrupt`, naming file and offset; in all these cases no byte has changed. `Full` and `Io`,
     /// from the file system.
     pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let options = options.validate()?;
         let dir = dir.as_ref();
+        if !options.network_file_system {
+            refuse_network_file_system(dir)?;
+        }
         let storage = FileStorage::open(dir, options.append_mode, true).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotADirectory => {
                 Error::with_source(ErrorKind::ForeignDirectory, "the path of the store is not a directory", error)
@@ -388,6 +398,16 @@ async fn forget(engine: &Engine, key: &Key, reason: &str, caller: Caller) -> Res
     let acted = engine.call(key, Call::Forget, reason.as_bytes(), caller).await?;
     engine.sync(caller).await?;
     Ok(acted.answer == Answer::Done)
+}
+
+fn refuse_network_file_system(dir: &Path) -> Result<(), Error> {
+    let found =
+        network_file_system(dir).map_err(|error| Error::io("asking for the file system of the store", error))?;
+    let Some(name) = found else { return Ok(()) };
+    let problem = format!(
+        "is off, and the directory lies on {name}, where locks, mappings and syncs need not mean what the store relies on"
+    );
+    Err(Error::invalid_option("network_file_system", problem))
 }
 
 fn take_lock(storage: &dyn Storage, lock_wait: Duration) -> Result<Box<dyn Any + Send + Sync>, Error> {

@@ -20,7 +20,7 @@ pub use self::crash::{CrashImages, Crashes};
 pub use self::decoders::exercise_decoders;
 pub use self::manual_clock::ManualClock;
 pub use self::model::{Expected, Handle, Known, Model, Owner, WaiterId};
-pub use self::sim_disk::{EDQUOT, EIO, ENOSPC, Moments, SimDisk, Step, Tear};
+pub use self::sim_disk::{EDQUOT, EINTR, EIO, EMFILE, ENOMEM, ENOSPC, Look, Moments, SimDisk, Step, Tear};
 pub use crate::storage::{Access, Segment, Storage};
 
 use std::sync::Arc;

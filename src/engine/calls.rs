@@ -54,6 +54,10 @@ impl Engine {
     /// said now is said later. Where nothing can be written, the guard ends without a word, and the key reads as
     /// interrupted.
     pub(crate) fn drop_guard(&self, key: &Key, token: u64, guard_id: u64, call: Call) {
+        if self.refuse_forked().is_err() {
+            // The guard is that of the process that this one was forked from, where it goes on.
+            return;
+        }
         match self.step(key, &Step::new(Act::OfGuard { guard_id, call }, Waits::ForNothing)) {
             Ok(_) => {}
             Err(NotAppended::Failed(_)) => self.let_go(key, token, guard_id),
@@ -120,6 +124,7 @@ impl Engine {
 
     fn look_at(&self, key: &Key) -> Result<Begun, Error> {
         let hash = key.hash(&self.seed);
+        self.refuse_forked()?;
         let mut shard = self.shard(hash).lock();
         self.refuse_closed()?;
         let live = self.log.live().read();
@@ -214,6 +219,7 @@ impl Engine {
 
     /// Returns once what an answer rests on survives what its level names.
     pub(crate) async fn settle(&self, rests_on: Option<RestsOn>, caller: Caller) -> Result<(), Error> {
+        self.refuse_forked()?;
         match (rests_on, caller) {
             (Some(RestsOn { end_lsn, level: Durability::PowerLoss }), Caller::Task) => {
                 let synced = self.commit.wait_as_task(end_lsn, &|| self.ask_for_a_sync()).await;

@@ -49,6 +49,7 @@ impl Engine {
     /// one did. One that comes out of the first, by a waker that it rang, or from a thread that the first waits for, is
     /// told no more than that the store is closed.
     pub(crate) fn close(&self, wait_ms: u64) -> Result<CloseReport, Error> {
+        self.refuse_forked()?;
         let deadline_ms = self.now_ms().saturating_add(wait_ms);
         let sooner = |earlier: u64| earlier.min(deadline_ms);
         {

@@ -148,6 +148,7 @@ struct Waiting<'a> {
 impl Waiting<'_> {
     /// Leaves the list. What was handed over meanwhile is taken, if it still stands, and its lease begins.
     fn leave(&self) -> Option<Begun> {
+        self.engine.refuse_forked().ok()?;
         let hash = self.key.hash(&self.engine.seed);
         let mut shard = self.engine.shard(hash).lock();
         let standing = std::mem::replace(&mut *self.waiter.standing.lock(), Standing::Looks);
@@ -172,7 +173,7 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if matches!(*self.waiter.standing.lock(), Standing::Looks) {
+        if self.engine.refuse_forked().is_err() || matches!(*self.waiter.standing.lock(), Standing::Looks) {
             return;
         }
         if let Some(Begun { acted: Acted { state, guard_id: Some(guard_id), .. }, .. }) = self.leave()

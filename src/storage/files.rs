@@ -29,6 +29,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::{Access, Segment, Storage};
+use crate::fork::KeptFile;
 use crate::map::Region;
 use crate::options::AppendMode;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -58,14 +59,17 @@ pub(crate) struct FileStorage {
 /// The locked file; closing it frees the lock.
 #[derive(Debug)]
 struct DirectoryLock {
-    file: File,
+    file: Arc<KeptFile>,
 }
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Closing alone would not do: a child that another thread has forked and that has not executed its program yet
-        // holds the descriptor, too.
-        if self.file.unlock().is_err() {
+        // holds the descriptor, too. A child that drops its copy of the store, in turn, frees nothing: the lock is of
+        // what both descriptors stand for.
+        if let Some(file) = self.file.take()
+            && file.unlock().is_err()
+        {
             // Closing frees the lock in the next moment.
         }
     }
@@ -118,7 +122,7 @@ impl FileStorage {
 
     /// Maps a file and hands it out; `open` are the segments open under its name.
     fn map(&self, name: &str, file: File, access: Access, open: &mut Vec<Opened>) -> io::Result<Arc<dyn Segment>> {
-        let found = file.metadata()?;
+        let found = retried(|| file.metadata())?;
         if !found.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a file")));
         }
@@ -182,19 +186,24 @@ impl Storage for FileStorage {
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
-        let lock = Arc::new(DirectoryLock { file });
+        let lock = Arc::new(DirectoryLock { file: KeptFile::new(file) });
         *self.lock.lock() = Arc::downgrade(&lock);
         Ok(Some(Box::new(lock)))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in Dir::read_from(&self.directory)? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            if name != "." && name != ".." {
-                names.push(name);
+        let names = || {
+            let mut names = Vec::new();
+            for entry in Dir::read_from(&self.directory)? {
+                let name = entry?.file_name().to_string_lossy().into_owned();
+                if name != "." && name != ".." {
+                    names.push(name);
+                }
             }
-        }
+            Ok(names)
+        };
+        // From the start, since an interrupted list is over.
+        let mut names = retry_on_intr(names)?;
         names.sort();
         Ok(names)
     }
@@ -359,6 +368,17 @@ fn not_locked() -> io::Error {
     io::Error::other("the lock of the directory is not held")
 }
 
+/// What a call comes to that is made again for as long as a signal interrupts it. For calls of the standard library that
+/// do not see to it themselves.
+fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 /// A name that stays within the directory.
 fn plain(name: &str) -> io::Result<&str> {
     let odd = name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\', '\0']);
@@ -367,7 +387,7 @@ fn plain(name: &str) -> io::Result<&str> {
 
 /// Makes a directory that its owner alone may enter.
 fn create_private(directory: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().mode(0o700).create(directory)
+    retried(|| fs::DirBuilder::new().mode(0o700).create(directory))
 }
 
 /// Makes a directory and those above it, and the entry of each durable.
@@ -410,11 +430,11 @@ fn sync_entry_of_new(directory: &Path, parent: &Path) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 fn overwrite_in_place(file: &File) -> io::Result<()> {
     const BTRFS: rustix::fs::FsWord = 0x9123_683E;
-    if rustix::fs::fstatfs(file)?.f_type != BTRFS {
+    if retry_on_intr(|| rustix::fs::fstatfs(file))?.f_type != BTRFS {
         return Ok(());
     }
-    let flags = rustix::fs::ioctl_getflags(file)?;
-    match rustix::fs::ioctl_setflags(file, flags | rustix::fs::IFlags::NOCOW) {
+    let flags = retry_on_intr(|| rustix::fs::ioctl_getflags(file))?;
+    match retry_on_intr(|| rustix::fs::ioctl_setflags(file, flags | rustix::fs::IFlags::NOCOW)) {
         // Zoned devices cannot.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),

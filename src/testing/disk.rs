@@ -214,14 +214,15 @@ impl Disk {
 }
 
 impl Event {
-    /// What happens instead when it fails: half of a write is seen, a sync leaves its writes forsaken, all else does
-    /// nothing.
+    /// What happens instead when it fails: half of a write is seen, and half of a new length, a sync leaves its writes
+    /// forsaken, all else does nothing.
     pub(super) fn failing(self) -> Self {
         match self {
             Self::Write { file, offset, bytes } => {
                 let half = bytes.get(..bytes.len() / 2).unwrap_or_default();
                 Self::Write { file, offset, bytes: half.into() }
             }
+            Self::Resize { file, bytes } => Self::Resize { file, bytes: bytes / 2 },
             Self::Sync { file, began } => Self::SyncFailed { file, began },
             _ => Self::Failed,
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Weak};
 
 use super::disk::{Disk, Event, FileNumber};
-use super::sim_disk::{ENOSPC, Tear};
+use super::sim_disk::{ENOSPC, Look, Tear};
 use super::sim_segment::SimSegment;
 use crate::storage::Access;
 
@@ -14,7 +14,9 @@ pub(super) struct Machine {
     pub(super) disk: Disk,
     pub(super) unit: Tear,
     pub(super) bytes_max: Option<u64>,
+    /// The calls that change nothing: how many, and while the disk is recorded, what each did.
     pub(super) reads: u64,
+    pub(super) looks: Vec<Look>,
     pub(super) fail_steps: Vec<Fault>,
     pub(super) fail_reads: Vec<Fault>,
     pub(super) lock: Weak<Held>,
@@ -77,9 +79,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn count_read(&mut self) -> io::Result<()> {
+    /// Carries out the next call that changes nothing, or has it fail.
+    pub(super) fn look(&mut self, look: Look) -> io::Result<()> {
         let fault = Fault::at(&self.fail_reads, self.reads);
         self.reads += 1;
+        if self.recorded.is_some() {
+            self.looks.push(look);
+        }
         fault.map_or(Ok(()), |fault| Err(fault.error()))
     }
 }

@@ -16,6 +16,12 @@ pub const EIO: i32 = Errno::IO.raw_os_error();
 pub const ENOSPC: i32 = Errno::NOSPC.raw_os_error();
 /// The number of the error "disk quota exceeded".
 pub const EDQUOT: i32 = Errno::DQUOT.raw_os_error();
+/// The number of the error "too many open files".
+pub const EMFILE: i32 = Errno::MFILE.raw_os_error();
+/// The number of the error "out of memory", which also says that a process has too many mappings.
+pub const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
+/// The number of the error "interrupted system call".
+pub const EINTR: i32 = Errno::INTR.raw_os_error();
 
 /// Sectors are what a disk writes in one, come what may.
 const SECTOR_BYTES: usize = 512;
@@ -64,10 +70,11 @@ const SECTOR_BYTES: usize = 512;
 /// # Faults
 ///
 /// [`fail_at`](Self::fail_at) makes one step fail, [`fail_from`](Self::fail_from) all from some step on,
-/// [`fail_reads_from`](Self::fail_reads_from) reads, [`limit_bytes`](Self::limit_bytes) fills the disk up,
-/// [`damage`](Self::damage) changes bytes behind everybody's back.
+/// [`fail_read_at`](Self::fail_read_at) and [`fail_reads_from`](Self::fail_reads_from) calls that change nothing,
+/// [`limit_bytes`](Self::limit_bytes) fills the disk up, [`damage`](Self::damage) changes bytes behind everybody's back.
 ///
-/// A failing write leaves the first half of its bytes in the page cache. A **failed sync** is as bad as on ext4:
+/// A failing write leaves the first half of its bytes in the page cache, and a failing change of length half of the
+/// file, as `fallocate` does on a disk that fills up. A **failed sync** is as bad as on ext4:
 /// nothing counts as synced, what was written goes on being seen, also by a new process, and the next sync says `Ok`
 /// without writing it, unless its page was written again.
 ///
@@ -135,6 +142,26 @@ pub enum Step {
     SyncDirectory,
 }
 
+/// What a call does that changes nothing: see [`SimDisk::look`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Look {
+    /// Takes the lock.
+    Lock,
+    /// Lists the directory.
+    List,
+    /// Reads a small file.
+    ReadFile,
+    /// Opens a segment.
+    Open,
+    /// Maps a segment.
+    Map,
+    /// Reads some of a segment.
+    ReadSegment,
+    /// Readies pages of a segment for writing.
+    Populate,
+}
+
 impl SimDisk {
     /// An empty disk, without faults, that is not recorded.
     #[must_use]
@@ -177,7 +204,8 @@ impl SimDisk {
         self.shared.machine.lock().disk.steps
     }
 
-    /// How many reads there have been. Views do not count.
+    /// How many calls there have been that change nothing: locking, listing, opening, mapping, reading, readying pages.
+    /// Views do not count.
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.shared.machine.lock().reads
@@ -200,7 +228,12 @@ impl SimDisk {
         self.shared.machine.lock().fail_steps.push(Fault { from: step, until: u64::MAX, raw_os_error });
     }
 
-    /// Makes the read fail that is made when [`reads`](Self::reads) is `read`, and every later one.
+    /// Makes the call fail that is made when [`reads`](Self::reads) is `read`.
+    pub fn fail_read_at(&self, read: u64, raw_os_error: i32) {
+        self.shared.machine.lock().fail_reads.push(Fault { from: read, until: read.saturating_add(1), raw_os_error });
+    }
+
+    /// Makes that call fail, and every later one that changes nothing.
     pub fn fail_reads_from(&self, read: u64, raw_os_error: i32) {
         self.shared.machine.lock().fail_reads.push(Fault { from: read, until: u64::MAX, raw_os_error });
     }
@@ -279,6 +312,7 @@ impl SimDisk {
     pub fn record(&self) {
         let mut machine = self.shared.machine.lock();
         machine.recorded = Some(Recorded { first: machine.disk.clone(), events: Arc::default() });
+        machine.looks.clear();
     }
 
     /// The disk as it was after `steps` steps: what was seen, and what was not yet synced.
@@ -324,6 +358,20 @@ impl SimDisk {
         let event = event.unwrap_or_else(|| panic!("step {step} is not recorded"));
         let disk = before.shared.machine.lock();
         disk.disk.describe(event)
+    }
+
+    /// What the recorded call did that was made when [`reads`](Self::reads) was `read`.
+    ///
+    /// # Panics
+    ///
+    /// When that call is not recorded.
+    #[must_use]
+    pub fn look(&self, read: u64) -> Look {
+        let machine = self.shared.machine.lock();
+        let first = machine.reads - machine.looks.len() as u64;
+        let index = read.checked_sub(first).and_then(|index| usize::try_from(index).ok());
+        let look = index.and_then(|index| machine.looks.get(index));
+        *look.unwrap_or_else(|| panic!("call {read} is not recorded"))
     }
 
     fn recorded(&self) -> Recorded {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::disk::{Change, Event, FileNumber};
 use super::machine::{Held, Machine, Opened};
-use super::sim_disk::{SimDisk, Step};
+use super::sim_disk::{Look, SimDisk, Step};
 use crate::map::Region;
 use crate::storage::{Access, Segment, Storage};
 
@@ -66,6 +66,7 @@ impl SimDisk {
 
     /// Hands a file out as a segment.
     fn hand_out(&self, machine: &mut Machine, file: FileNumber, access: Access) -> io::Result<Arc<dyn Segment>> {
+        machine.look(Look::Map)?;
         let lock = machine.lock.upgrade();
         let newest = machine.disk.files.get(&file).map(|file| file.newest()).unwrap_or_default();
         let bytes = match access {
@@ -90,6 +91,7 @@ impl Storage for SimDisk {
 
     fn lock(&self) -> io::Result<Option<Box<dyn Any + Send + Sync>>> {
         let mut machine = self.shared.machine.lock();
+        machine.look(Look::Lock)?;
         if machine.lock.strong_count() > 0 {
             return Ok(None);
         }
@@ -100,13 +102,13 @@ impl Storage for SimDisk {
 
     fn list(&self) -> io::Result<Vec<String>> {
         let mut machine = self.shared.machine.lock();
-        machine.count_read()?;
+        machine.look(Look::List)?;
         Ok(machine.disk.names.keys().map(|name| String::from(&**name)).collect())
     }
 
     fn read(&self, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
         let mut machine = self.shared.machine.lock();
-        machine.count_read()?;
+        machine.look(Look::ReadFile)?;
         let (_, file) = machine.disk.file(name).ok_or_else(|| missing(name))?;
         if file.bytes > bytes_max {
             return Err(io::Error::new(
@@ -149,15 +151,13 @@ impl Storage for SimDisk {
             })
             .and_then(|()| self.sync_file(file))
             .and_then(|()| self.sync_directory());
-        if let Err(why) = filled {
-            return Err(after_removal(self.remove(name), name, why));
-        }
-        self.hand_out(&mut self.shared.machine.lock(), file, Access::NewLife)
+        let made = filled.and_then(|()| self.hand_out(&mut self.shared.machine.lock(), file, Access::NewLife));
+        made.map_err(|why| after_removal(self.remove(name), name, why))
     }
 
     fn open_segment(&self, name: &str, access: Access) -> io::Result<Arc<dyn Segment>> {
         let mut machine = self.shared.machine.lock();
-        machine.count_read()?;
+        machine.look(Look::Open)?;
         let (file, _) = machine.disk.file(name).ok_or_else(|| missing(name))?;
         machine.open.retain(|opened| opened.segment.strong_count() > 0);
         let mut others = machine.open.iter().filter(|opened| opened.file == file);
@@ -213,7 +213,7 @@ impl Segment for SimSegment {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         let mut machine = self.disk.shared.machine.lock();
-        machine.count_read()?;
+        machine.look(Look::ReadSegment)?;
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         Ok(machine.disk.files.get(&self.file).map_or(0, |file| file.read(offset, into)))
     }
@@ -231,7 +231,7 @@ impl Segment for SimSegment {
     }
 
     fn populate(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Ok(())
+        self.disk.shared.machine.lock().look(Look::Populate)
     }
 }
 

@@ -176,6 +176,30 @@ fn faults_hit_the_steps_they_are_for_until_they_are_healed() {
     assert_eq!(raw(disk.list()), Some(EIO));
     assert_eq!(raw(disk.open_segment("log", Access::Read)), Some(EIO));
     assert_eq!(disk.crash_all_old().list().unwrap(), ["log"], "a crash takes no fault along");
+    disk.heal();
+    disk.fail_read_at(disk.reads() + 1, EMFILE);
+    disk.list().unwrap();
+    assert_eq!(raw(disk.read("log", 1 << 20)), Some(EMFILE));
+    disk.read("log", 1 << 20).unwrap();
+}
+
+#[test]
+fn every_call_that_changes_nothing_is_counted_and_told() {
+    let disk = SimDisk::new();
+    disk.record();
+    let _lock = disk.lock().unwrap();
+    disk.publish("small", b"bytes").unwrap();
+    disk.read("small", 100).unwrap();
+    let log = disk.create_segment("log", PAGE).unwrap();
+    log.populate(0, PAGE).unwrap();
+    log.read_at(0, &mut [0]).unwrap();
+    drop(log);
+    disk.list().unwrap();
+    disk.open_segment("log", Access::Read).unwrap();
+    let looks =
+        [Look::Lock, Look::ReadFile, Look::Map, Look::Populate, Look::ReadSegment, Look::List, Look::Open, Look::Map];
+    assert_eq!(disk.reads(), looks.len() as u64);
+    assert_eq!((0..).zip(looks).find(|(read, look)| disk.look(*read) != *look), None);
 }
 
 #[test]

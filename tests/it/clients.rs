@@ -43,6 +43,13 @@ struct Guard {
     reservation: Reservation,
 }
 
+/// What fails first, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Step(u64),
+    Read(u64),
+}
+
 /// All clients of one store.
 pub(crate) struct Clients {
     pub(crate) disk: SimDisk,
@@ -61,8 +68,10 @@ pub(crate) struct Clients {
     guards: Vec<Guard>,
     detached: Vec<(usize, Token)>,
     interrupted: Vec<(usize, Asked, Interrupted)>,
-    /// The step that fails.
-    fault: Option<u64>,
+    /// The step that fails, or the call that changes nothing.
+    fault: Option<Fault>,
+    /// And every later one.
+    fails_on: bool,
     /// What a client knows is not enough to go on.
     over: bool,
     /// What was wrong after a power loss within the workload.
@@ -93,6 +102,7 @@ impl Clients {
             detached: Vec::new(),
             interrupted: Vec::new(),
             fault: None,
+            fails_on: false,
             over: false,
             wrong: None,
             phases: Vec::new(),
@@ -117,20 +127,37 @@ impl Clients {
         Hands { wall_ms, boot_ms: wall_ms - self.booted_at_ms, boots: self.boots }
     }
 
-    /// Lets the step fail that is taken after `step` others.
-    pub(crate) fn fail_at(&mut self, step: u64, raw_os_error: i32) {
-        self.disk.fail_at(step, raw_os_error);
-        self.fault = Some(step);
+    /// Lets the one step or call fail, or it and every later one of its sort.
+    pub(crate) fn fail(&mut self, fault: Fault, from_then_on: bool, raw_os_error: i32) {
+        match (fault, from_then_on) {
+            (Fault::Step(step), false) => self.disk.fail_at(step, raw_os_error),
+            (Fault::Step(step), true) => self.disk.fail_from(step, raw_os_error),
+            (Fault::Read(read), false) => self.disk.fail_read_at(read, raw_os_error),
+            (Fault::Read(read), true) => self.disk.fail_reads_from(read, raw_os_error),
+        }
+        self.fault = Some(fault);
+        self.fails_on = from_then_on;
     }
 
     /// Whether something failed by now.
     pub(crate) fn is_struck(&self) -> bool {
-        self.fault.is_some_and(|step| self.disk.steps() > step)
+        match self.fault {
+            None => false,
+            Some(Fault::Step(step)) => self.disk.steps() > step,
+            Some(Fault::Read(read)) => self.disk.reads() > read,
+        }
     }
 
     /// Whether something failed while the store was open: then what ends without a word is in doubt.
     fn is_shaken(&self) -> bool {
-        self.is_struck() && self.fault.is_some_and(|step| self.opened_at <= step)
+        let before = matches!(self.fault, Some(Fault::Step(step)) if step < self.opened_at);
+        self.is_struck() && (!before || self.fails_on)
+    }
+
+    /// The disk works again.
+    pub(crate) fn heal(&mut self) {
+        self.disk.heal();
+        self.open();
     }
 
     fn now_ms(&self) -> u64 {
@@ -144,7 +171,7 @@ impl Clients {
         self.oracle.end(self.disk.steps(), self.hands());
     }
 
-    fn fail(&mut self, error: Error) {
+    fn told(&mut self, error: Error) {
         assert!(self.is_struck(), "nothing is wrong with the disk: {error}: {error:?}");
         self.failed.push(Failed { call: self.oracle.calls() - 1, error });
     }
@@ -163,7 +190,7 @@ impl Clients {
                 this.opened_at = this.disk.steps();
                 this.oracle.told_all(true);
             }
-            Err(error) => this.fail(error),
+            Err(error) => this.told(error),
         });
     }
 
@@ -286,7 +313,7 @@ impl Clients {
                     assert!(this.is_shaken() || report.unfinished == held_count, "{report:?}, but {held:?} are held");
                     this.told_the_end(&held, true);
                 }
-                Err(error) => this.fail(error),
+                Err(error) => this.told(error),
             }
             this.let_go();
         });

@@ -530,11 +530,11 @@ fn files_beside_the_log_do_not_keep_it_from_opening_and_stay_as_they_are() {
 }
 
 /// Takes a mount away again, also when the test fails.
-struct Mount(PathBuf);
+pub(crate) struct Mount(pub(crate) PathBuf);
 
 impl Mount {
     /// A file system in memory at `at`; `None` when this process may not mount.
-    fn tmpfs(at: &Path) -> Option<Self> {
+    pub(crate) fn tmpfs(at: &Path) -> Option<Self> {
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(at).output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
     }
@@ -553,7 +553,7 @@ impl Drop for Mount {
 }
 
 /// Says that a rig did not run, and fails where `KEYONCE_RIGS=required` says that it can.
-fn skipped(what: &str) {
+pub(crate) fn skipped(what: &str) {
     tell(&format!("skipped: {what}"));
     assert!(std::env::var_os("KEYONCE_RIGS").is_none(), "a rig that can run here was skipped: {what}");
 }

@@ -87,6 +87,26 @@ fn every_test_that_the_list_of_cases_names_exists() {
 }
 
 #[test]
+fn every_test_that_the_table_of_faults_names_exists_and_every_fault_has_one() {
+    let tests = tests();
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("FAULTS.md")).unwrap();
+    let mut faults = 0;
+    for line in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault |")) {
+        let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [fault, holds, shown_by] = cells.as_slice() else { panic!("not three columns: {line}") };
+        assert!(!fault.is_empty() && !holds.is_empty());
+        let names: Vec<_> = shown_by.split('`').skip(1).step_by(2).collect();
+        let excused = *shown_by == "later" || shown_by.starts_with("not shown: ");
+        assert!(names.is_empty() == excused, "{fault}: neither a test nor why there is none: {shown_by}");
+        for name in names {
+            assert!(tests.contains(name), "{fault}: shown by {name}, which is no test");
+        }
+        faults += 1;
+    }
+    assert!(faults >= 35, "only {faults} faults: the table was not read");
+}
+
+#[test]
 fn the_list_of_cases_is_whole_and_the_rows_that_are_due_have_tests() {
     let cases = cases();
     let counts = [('O', 12), ('S', 10), ('I', 5), ('T', 6), ('M', 6), ('F', 4), ('D', 15), ('R', 15), ('H', 10)];

@@ -38,7 +38,7 @@ impl Clients {
             Op::Peek { key } => self.peek(key),
             Op::Sync => match self.store().sync() {
                 Ok(()) => self.oracle.told_all(true),
-                Err(error) => self.fail(error),
+                Err(error) => self.told(error),
             },
             Op::Close | Op::DropStore | Op::Advance { .. } | Op::Reboot | Op::Kill | Op::LosePower { .. } => {
                 unreachable!("not a call of one client")
@@ -92,7 +92,7 @@ impl Clients {
                     let owner = self.leased(owner, asked);
                     self.oracle.asked(number, Fate::Held(owner));
                 }
-                self.fail(error);
+                self.told(error);
             }
         }
     }
@@ -207,7 +207,7 @@ impl Clients {
                     self.oracle.asked(key, done(owner));
                 }
                 self.guards.push(Guard { reservation, ..guard });
-                self.fail(error);
+                self.told(error);
             }
         }
     }
@@ -223,7 +223,7 @@ impl Clients {
                 if let Some(owner) = latest {
                     self.oracle.asked(key, released(owner));
                 }
-                self.fail(error);
+                self.told(error);
             }
         }
     }
@@ -325,7 +325,7 @@ impl Clients {
         if let Some(fate) = fate {
             self.oracle.asked(key, fate);
         }
-        self.fail(error);
+        self.told(error);
     }
 
     fn take_over(&mut self, number: usize) {
@@ -379,7 +379,7 @@ impl Clients {
                 assert!(info.is_none_or(|info| Some(info.token.to_u64()) == known), "key {number}");
                 self.told_as_it_was(number, self.settings.durability);
             }
-            Err(error) => self.fail(error),
+            Err(error) => self.told(error),
         }
     }
 }
