@@ -298,17 +298,16 @@ impl Options {
     ///
     /// ```
     /// use std::ops::ControlFlow;
-    /// use std::sync::Arc;
-    /// use keyonce::{Options, Progress};
+    /// use keyonce::Options;
     ///
-    /// let options = Options::new().progress(Arc::new(|progress: &Progress| {
+    /// let options = Options::new().progress(|progress| {
     ///     eprintln!("{} of {} bytes", progress.bytes_read, progress.bytes);
     ///     ControlFlow::Continue(())
-    /// }));
+    /// });
     /// # let _ = options;
     /// ```
-    pub fn progress(self, progress: Arc<dyn Fn(&Progress) -> ControlFlow<()> + Send + Sync>) -> Self {
-        Self { progress: Some(OnProgress(progress)), ..self }
+    pub fn progress(self, progress: impl Fn(&Progress) -> ControlFlow<()> + Send + Sync + 'static) -> Self {
+        Self { progress: Some(OnProgress(Arc::new(progress))), ..self }
     }
 
     /// The options as plain numbers, each within its range.

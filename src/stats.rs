@@ -51,9 +51,12 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// Who is told.
+/// Who is told, and may say that it is enough.
+type Tell = dyn Fn(&Progress) -> ControlFlow<()> + Send + Sync;
+
+/// See [`Tell`].
 #[derive(Clone)]
-pub(crate) struct OnProgress(pub(crate) Arc<dyn Fn(&Progress) -> ControlFlow<()> + Send + Sync>);
+pub(crate) struct OnProgress(pub(crate) Arc<Tell>);
 
 impl fmt::Debug for OnProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -276,11 +276,11 @@ fn an_opening_tells_how_far_it_has_come_and_can_be_called_off() {
     let told: Arc<Mutex<Vec<Progress>>> = Arc::default();
     let listener = |stop_at: usize| {
         let told = Arc::clone(&told);
-        Arc::new(move |progress: &Progress| {
+        move |progress: &Progress| {
             let mut told = told.lock().unwrap();
             told.push(*progress);
             if told.len() > stop_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
+        }
     };
     for stop_at in 0..3 {
         let error = Store::open(&dir, options(&clock).progress(listener(stop_at))).unwrap_err();
