@@ -298,9 +298,9 @@ impl Options {
     ///
     /// ```
     /// use std::ops::ControlFlow;
-    /// use keyonce::Options;
+    /// use keyonce::{Options, Progress};
     ///
-    /// let options = Options::new().progress(|progress| {
+    /// let options = Options::new().progress(|progress: &Progress| {
     ///     eprintln!("{} of {} bytes", progress.bytes_read, progress.bytes);
     ///     ControlFlow::Continue(())
     /// });
