@@ -19,26 +19,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use keyonce::testing::{self, Access, Segment, SimDisk, Storage, Tear};
 use keyonce::{Durability, Error, Options, Store};
 
-use super::clients::{Clients, Phase};
+use super::clients::Clients;
 use super::examine::{Check, Plan, Tally, caught, in_parallel, in_threads, number};
 use super::workload::{Mount, Op, Random, Settings, With, plainly};
 
-/// The workload of a seed, and what was wrong already while it ran.
-fn workload(mount: Mount, seed: u64) -> (Settings, Vec<Phase>, Result<(), String>) {
+/// What the clients of a seed's workload did.
+fn workload(mount: Mount, seed: u64) -> (Settings, Clients) {
     let mut random = Random(seed);
-    let settings = Settings::by_chance(&mut random);
+    let settings = Settings::by_chance(&mut random).with_more(&mut random);
     let mut clients = Clients::new(mount, settings, seed);
     for _ in 0..settings.kind.ops(&mut random) {
         let op = clients.usable(Op::by_chance(&mut random, &settings));
         clients.run(op);
     }
-    let ran = clients.wrong.take().map_or(Ok(()), Err);
-    (settings, clients.finish(), ran)
+    clients.finish();
+    (settings, clients)
 }
 
 /// Runs the workload of a seed and looks at each of its moments.
 fn check_workload(mount: Mount, seed: u64, plan: Plan) -> (Tally, Result<(), String>) {
-    let (settings, phases, ran) = match caught(|| Ok(workload(mount, seed))) {
+    let (settings, mut clients) = match caught(|| Ok(workload(mount, seed))) {
         Ok(ran) => ran,
         Err(why) => {
             return (Tally::default(), Err(format!("the workload of seed {seed}, before any crash: {why}")));
@@ -46,9 +46,12 @@ fn check_workload(mount: Mount, seed: u64, plan: Plan) -> (Tally, Result<(), Str
     };
     let mut check =
         Check { name: "KEYONCE_IMAGE", settings: &settings, seed, plan, only: None, tally: Tally::default() };
+    let phases = std::mem::take(&mut clients.phases);
     check.tally.workloads = 1;
     check.tally.calls = phases.last().map_or(0, |phase| phase.oracle.calls() as u64);
+    check.tally.met = std::mem::take(&mut clients.met);
     let result = (0..).zip(phases).try_for_each(|(number, phase)| check.phase(number, phase));
+    let ran = clients.wrong.take().map_or(Ok(()), Err);
     let ran = ran.map_err(|why| format!("the workload of seed {seed}, before any crash: {why}"));
     (check.tally, result.and(ran))
 }
@@ -88,7 +91,8 @@ fn replay(image: &str) {
     let &[seed, phase, step, limit, image] = numbers.as_slice() else {
         panic!("KEYONCE_IMAGE is seed:phase:step:limit:image, not {image:?}")
     };
-    let (settings, phases, _) = workload(plainly, seed);
+    let (settings, clients) = workload(plainly, seed);
+    let phases = clients.phases;
     println!("{settings:?}");
     let plan = Plan { limit, ..plan_of(seed) };
     let mut check = Check {
@@ -147,7 +151,8 @@ fn after_every_short_sequence_every_image_shows_what_was_told() {
         let plan = Plan { limit: 48, again_one_in: 40, deep_one_in: 20 };
         let mut check =
             Check { name: "image", settings: &settings, seed: number, plan, only: None, tally: Tally::default() };
-        let result = check.phase(0, clients.finish().remove(0));
+        clients.finish();
+        let result = check.phase(0, clients.phases.remove(0));
         (check.tally, result.map_err(|why| format!("{sequence:?}: {why}")))
     });
     println!("crash images of {} sequences: {}: {total:?}", sequences.len(), total.images());
@@ -163,7 +168,8 @@ fn a_crash_at_any_step_of_creating_a_store_leaves_one_that_opens() {
         clients.run(Op::Reserve { key: 0, request: 0, with: With::default() });
         let plan = Plan { limit: 100, again_one_in: 2, deep_one_in: 1 };
         let mut check = Check { name: "image", settings: &settings, seed, plan, only: None, tally: Tally::default() };
-        let result = check.phase(0, clients.finish().remove(0));
+        clients.finish();
+        let result = check.phase(0, clients.phases.remove(0));
         (check.tally, result)
     });
     println!("crash images of a creation: {}: {total:?}", total.images());
