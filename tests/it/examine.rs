@@ -34,6 +34,8 @@ pub(crate) struct Tally {
     pub(crate) phases: u64,
     pub(crate) calls: u64,
     pub(crate) moments: u64,
+    /// Moments of which every image was looked at.
+    pub(crate) exhausted: u64,
     pub(crate) kills: u64,
     pub(crate) power_losses: u64,
     /// Recoveries that were crashed at one of their steps, and how many of those had followed upon such a crash.
@@ -57,6 +59,7 @@ impl Tally {
         self.phases += other.phases;
         self.calls += other.calls;
         self.moments += other.moments;
+        self.exhausted += other.exhausted;
         self.kills += other.kills;
         self.power_losses += other.power_losses;
         self.crashed_recoveries += other.crashed_recoveries;
@@ -118,7 +121,9 @@ impl Check<'_> {
             return Ok(());
         }
         let kill = (Crash::Kill, moment.kill());
-        let losses = moment.images(self.plan.limit).map(|image| (Crash::PowerLoss, image));
+        let crashes = moment.crashes();
+        self.tally.exhausted += u64::from(crashes.count().is_some_and(|count| count <= self.plan.limit));
+        let losses = crashes.images(self.plan.limit).map(|image| (Crash::PowerLoss, image));
         for (number, (crash, image)) in (0..).zip(std::iter::once(kill).chain(losses)) {
             if self.only.is_some_and(|(_, only)| only != number) {
                 continue;
