@@ -25,14 +25,15 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use keyonce::testing::{self, Access, Segment, SimDisk, Storage, Tear};
-use keyonce::{Error, Options, Store};
+use keyonce::testing::{self, Access, ManualClock, Segment, SimDisk, Storage, Tear};
+use keyonce::{Clock, Completion, Error, Options, Reserve, Store};
 
 use self::campaign::Campaign;
 use super::clients::Clients;
 use super::examine::{Check, Plan, Tally, caught, in_parallel, in_threads, number};
+use super::oracle::{fingerprint, key};
 use super::workload::{Mount, Op, Random, Settings, With, plainly};
 
 /// How many images an ordinary run checks.
@@ -172,6 +173,28 @@ fn a_crash_at_any_step_of_creating_a_store_leaves_one_that_opens() {
         (check.tally, result)
     });
     println!("crash images of a creation: {}: {total:?}", total.images());
+}
+
+/// Where the wall clock was set back while the machine was down, store time stands still, and the marks of two boots tell
+/// the same time. Taking that of the earlier boot is to follow the wall clock within one boot: somebody sets it right
+/// again, and a live key is forgotten.
+#[test]
+fn after_a_boot_at_which_store_time_stood_still_it_follows_the_boot_clock() {
+    let (disk, clock, settings) = (SimDisk::new(), ManualClock::default(), Settings::plain());
+    for seed in 0..2 {
+        testing::open(disk.clone(), settings.options(&clock), seed).unwrap().close(Duration::ZERO).unwrap();
+    }
+    let wall_ms = clock.wall_ms();
+    clock.set_wall_ms(wall_ms - 3_600_000);
+    clock.reboot();
+    let store = testing::open(disk.clone(), settings.options(&clock), 2).unwrap();
+    let Ok(Reserve::Fresh(reservation)) = store.reserve(&key(1), fingerprint(1, 0)) else { panic!("a new key") };
+    assert_eq!(reservation.complete(b"paid").unwrap(), Completion::Done);
+    let killed = disk.kill();
+    clock.set_wall_ms(wall_ms + 3_600_000);
+    let store = testing::open(killed, settings.options(&clock), 3).unwrap();
+    let answer = store.reserve(&key(1), fingerprint(1, 0));
+    assert!(matches!(answer, Ok(Reserve::Replay(_))), "a key completed at this very moment is answered {answer:?}");
 }
 
 /// A disk that forgets to sync. The checks must notice.
