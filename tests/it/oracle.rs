@@ -441,19 +441,21 @@ impl Oracle {
     /// The memory of clients after a crash at `instant` that left `seen` at `now_ms`, of what was `expected`.
     pub(crate) fn after(&self, instant: Instant, expected: &Expected, seen: &[Seen], now_ms: u64) -> Self {
         let newest_ms = expected.newest_ms(now_ms);
-        let fates = seen.iter().enumerate().map(|(key, seen)| match seen {
-            Seen::Absent => Arc::new(Fate::Absent),
-            // Where two acts cannot be told apart, the one that promised less.
-            Seen::Present(_) => {
-                let all = expected.candidates[key].iter();
-                let left = all.filter(|fate| fate.allows(key, seen, now_ms, newest_ms));
-                Arc::clone(left.min_by_key(|fate| fate.kept_until_ms()).unwrap())
-            }
+        let facts = seen.iter().zip(&expected.candidates).enumerate().map(|(key, (seen, candidates))| {
+            let left = candidates.iter().filter(|fate| fate.allows(key, seen, now_ms, newest_ms));
+            let mut left: Vec<Arc<Fate>> = left.cloned().collect();
+            // Until an opening ends, what this one saw may be seen otherwise: a key that was over is not, where the wall
+            // clock is set back. From then on it is, where two acts cannot be told apart, the one that promised less.
+            let least = (0..left.len()).min_by_key(|at| left[*at].kept_until_ms()).unwrap();
+            let least = left.remove(least);
+            left.push(least);
+            left.into_iter().map(|fate| Fact { call: 0, fate, sure: true }).collect()
         });
+        let facts = facts.collect();
         let wall_ms = expected.clock.wall_ms();
         let mut marks = self.marks_at(instant);
         marks.retain(|mark| mark.store_ms_after_boot(wall_ms) == now_ms);
-        Self { marks, ..Self::new(fates, self.token_max()) }
+        Self { facts, marks, ..Self::new([], self.token_max()) }
     }
 }
 
