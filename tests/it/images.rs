@@ -175,9 +175,9 @@ fn a_crash_at_any_step_of_creating_a_store_leaves_one_that_opens() {
     println!("crash images of a creation: {}: {total:?}", total.images());
 }
 
-/// Where the wall clock was set back while the machine was down, store time stands still, and the marks of two boots tell
-/// the same time. Taking that of the earlier boot is to follow the wall clock within one boot: somebody sets it right
-/// again, and a live key is forgotten.
+/// Where the wall clock was set back while the machine was down, store time stands still, and the marks of two boots
+/// tell the same time. Taking that of the earlier boot is to follow the wall clock within one boot: somebody sets it
+/// right again, and a live key is forgotten.
 #[test]
 fn after_a_boot_at_which_store_time_stood_still_it_follows_the_boot_clock() {
     let (disk, clock, settings) = (SimDisk::new(), ManualClock::default(), Settings::plain());
