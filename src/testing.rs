@@ -10,6 +10,7 @@ mod disk;
 mod machine;
 mod manual_clock;
 mod model;
+mod pages;
 mod sim_disk;
 mod sim_segment;
 #[cfg(test)]
