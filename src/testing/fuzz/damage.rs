@@ -327,8 +327,8 @@ impl<'a> Damage<'a> {
     fn record(&self, name: &str, input: &mut Input<'_>) -> Option<Range<usize>> {
         let records = repair::records(self.files.get(name)?);
         let choice = input.index(2 * records.len());
-        let at = if choice < records.len() { choice } else { 2 * records.len() - 1 - choice };
-        records.get(at).cloned()
+        let from_the_end = (2 * records.len()).checked_sub(1 + choice)?;
+        records.get(choice.min(from_the_end)).cloned()
     }
 
     fn set(&mut self, name: &str, start: usize, (at, len): Field, input: &mut Input<'_>) {

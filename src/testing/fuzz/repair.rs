@@ -54,7 +54,7 @@ impl Repair {
 /// The newest life of which a header copy verifies, as an opening finds it.
 pub(super) fn header(bytes: &[u8]) -> Option<SegmentHeader> {
     let copy = |copy: u8| SegmentHeader::decode(bytes.get(usize::from(copy) * format::BLOCK..)?, copy).ok();
-    copy(0).into_iter().chain(copy(1)).max_by_key(|header| header.number)
+    copy(1).into_iter().chain(copy(0)).max_by_key(|header| header.number)
 }
 
 /// The places of all records that verify, in their order, as an opening meets them.
