@@ -4,6 +4,7 @@
 //! what decides in the store.
 
 mod acts;
+mod doubt;
 mod expected;
 mod history;
 mod waiting;

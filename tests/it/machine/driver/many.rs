@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use keyonce::testing::{Expected, Known, Owner};
-use keyonce::{Ask, ErrorKind, Failed, Key, OnceError, Outcome, Reserve, ReserveOptions, Token};
+use keyonce::{Ask, ErrorKind, Failed, Key, NotStored, OnceError, Outcome, Reserve, ReserveOptions, Token};
 
 use super::acts::{keep, take};
 use super::{Driver, HELD_MAX, Waiting, fingerprint, key};
@@ -85,7 +85,7 @@ impl Driver {
         }
         match (answer, expected) {
             (Poll::Pending, None) => Ok(Some(waiting)),
-            (Poll::Pending, Some(expected)) => Err(format!("it waits, and should be told {expected:?}")),
+            (Poll::Pending, Some(expected)) => Err(self.waits_for_room(&expected)),
             (Poll::Ready(answer), None) => Err(format!("it should wait, and is told {answer:?}")),
             (Poll::Ready(answer), Some(expected)) => {
                 self.agree("wait", &Expected::from(&answer), &expected)?;
@@ -106,7 +106,7 @@ impl Driver {
         }
         let asks: Vec<Ask> =
             batch.iter().map(|(key, asked, with, _)| Ask::new(key, *asked).options(with.clone())).collect();
-        let answers = self.store().reserve_batch(&asks).map_err(|error| format!("a batch: {error}"))?;
+        let answers = self.store().reserve_batch(&asks).map_err(|error| self.failed("a batch", &error))?;
         let mut told = Vec::new();
         for ((key, fingerprint, options, waits), answer) in batch.into_iter().zip(answers) {
             let expected = if waits {
@@ -172,15 +172,15 @@ impl Driver {
             })
         }));
         let expected = self.model.reserve(&key, fingerprint, &ReserveOptions::new());
-        self.tally.count("once", &expected);
         let seen = match (&answer, token.get()) {
             (_, Some(_)) => None,
             (Ok(answer), None) => Some(once_answer(answer)?),
             (Err(_), None) => return Err("it panicked before its work".to_owned()),
         };
         if let Some(seen) = seen {
-            return super::agree("once", &seen, &expected);
+            return self.agree("once", &seen, &expected);
         }
+        self.tally.count("once", &expected);
         match expected {
             Expected::Owns { .. } => self.once_ran(&key, token.get().unwrap(), work, &bytes, answer.ok()),
             expected => Err(format!("once: it ran, and should be told {expected:?}")),
@@ -208,6 +208,10 @@ impl Driver {
             }
             (Work::Unknown, Some(Err(OnceError::Work(Work::Unknown)))) => self.model.interrupt(&owner),
             (Work::Panics, None) => self.model.drop_guard(&owner),
+            (_, Some(Err(OnceError::NotStored { not_stored: NotStored { error, .. }, .. } | OnceError::Store(error)))) => {
+                self.model.interrupt(&owner);
+                return Err(self.failed("once", &error));
+            }
             (work, answer) => return Err(format!("once: {work:?} came to {answer:?}")),
         }
         self.until_guards_are_gone();
