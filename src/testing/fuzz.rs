@@ -25,11 +25,15 @@ const PEAK_BYTES_FIXED: u64 = 4 << 20;
 /// What it may take for each byte of the files.
 const PEAK_BYTES_PER_BYTE: u64 = 4;
 
+/// The variable of the environment that has every directory told before it is opened.
+const TELL: &str = "KEYONCE_FUZZ_TELL";
+
 /// Opens directories that hold sound stores, damaged in every way that the bytes of an input choose.
 ///
 /// The first byte chooses a store, the second one which checks (of the store file, of headers, of records, of the seals
 /// of recoveries) are made to hold again after the damage, and the rest is a list of what is done to the files: bytes
-/// overwritten, files cut, removed, swapped, copied, fields set, stale pieces put back.
+/// overwritten, files cut, removed, swapped, copied, fields set, stale pieces put back. With the variable
+/// `KEYONCE_FUZZ_TELL` set, each directory is told before it is opened.
 #[derive(Debug)]
 pub struct RecoveryCases {
     bases: Vec<Base>,
@@ -76,6 +80,9 @@ impl RecoveryCases {
         damage.run(&mut input);
         let mut files = damage.files;
         repair.apply(&mut files);
+        if std::env::var_os(TELL).is_some() {
+            eprintln!("{repair:?}, closes: {closes}\n{}", repair::told(&files));
+        }
 
         let disk = disk_of(&files);
         let mut opened = None;

@@ -74,6 +74,23 @@ pub(super) fn records(bytes: &[u8]) -> Vec<Range<usize>> {
     records
 }
 
+/// Files, headers and records in words, for who looks into a finding.
+pub(super) fn told(files: &Files) -> String {
+    let mut told = String::new();
+    for (name, bytes) in files {
+        told.push_str(&format!("{name}: {} bytes\n", bytes.len()));
+        let Some(header) = header(bytes).filter(|_| segment::file_index(name).is_some()) else { continue };
+        told.push_str(&format!("    {header:?}\n"));
+        for at in records(bytes) {
+            let lsn = header.first_lsn.saturating_add(at.start as u64);
+            if let Some(Ok(seen)) = bytes.get(at.clone()).map(|record| verify(record, header.salt, lsn)) {
+                told.push_str(&format!("    {at:?} synced {:?} behind: {:?}\n", seen.behind, seen.record));
+            }
+        }
+    }
+    told
+}
+
 /// Repairs whatever looks like a record by its kind and length, and goes on behind it.
 fn repair_records(bytes: &mut [u8], header: &SegmentHeader) {
     let mut at = usize::try_from(format::DATA_START).unwrap_or(usize::MAX);

@@ -106,7 +106,15 @@ impl Driver {
         }
         let asks: Vec<Ask> =
             batch.iter().map(|(key, asked, with, _)| Ask::new(key, *asked).options(with.clone())).collect();
-        let answers = self.store().reserve_batch(&asks).map_err(|error| self.failed("a batch", &error))?;
+        let answers = match self.store().reserve_batch(&asks) {
+            Ok(answers) => answers,
+            Err(error) => {
+                for (key, fingerprint, options, _) in batch.iter().filter(|(.., waits)| !waits) {
+                    self.model.reserve(key, *fingerprint, options);
+                }
+                return Err(self.failed("a batch", &error));
+            }
+        };
         let mut told = Vec::new();
         for ((key, fingerprint, options, waits), answer) in batch.into_iter().zip(answers) {
             let expected = if waits {
@@ -209,7 +217,16 @@ impl Driver {
             (Work::Unknown, Some(Err(OnceError::Work(Work::Unknown)))) => self.model.interrupt(&owner),
             (Work::Panics, None) => self.model.drop_guard(&owner),
             (_, Some(Err(OnceError::NotStored { not_stored: NotStored { error, .. }, .. } | OnceError::Store(error)))) => {
-                self.model.interrupt(&owner);
+                // On a full disk nothing was written; else anything may have been.
+                match work {
+                    Work::Responds { .. } if !matches!(error.kind(), ErrorKind::Full { .. }) => {
+                        self.model.complete(&owner, bytes);
+                    }
+                    Work::NothingHappened if !matches!(error.kind(), ErrorKind::Full { .. }) => {
+                        self.model.release(&owner);
+                    }
+                    _ => self.model.interrupt(&owner),
+                }
                 return Err(self.failed("once", &error));
             }
             (work, answer) => return Err(format!("once: {work:?} came to {answer:?}")),
