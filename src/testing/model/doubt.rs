@@ -6,27 +6,21 @@ use crate::key::{Key, Token};
 use crate::reservation::KeyInfo;
 
 impl Model {
+    /// Calls may fail from now on, until the next opening: see [`lose_call`](Self::lose_call).
+    pub fn expect_failures(&mut self) {
+        self.expects_failures = true;
+    }
+
     /// A call has failed, and the store is at its end: what the call would have changed may be found or not, and what no
-    /// answer rests on, too. The model has made the call all the same; `before` is a clone of it from before.
+    /// answer rests on, too. The model has made the call all the same; `before` is a clone of it from before, when it
+    /// knew already that calls [may fail](Self::expect_failures).
     ///
     /// Then [`open`](Self::open) it, tell it what the opened store shows by [`learn_lost`](Self::learn_lost), and
     /// [`adopt`](Self::adopt) every key.
     pub fn lose_call(&mut self, before: &Self) {
-        self.lose_power();
-        for (key, history) in &mut self.keys {
-            let mut earlier = before.keys.get(key).cloned().unwrap_or_default();
-            earlier.forget_before(before.durable);
-            let mut records = earlier.records;
-            if records.is_empty() {
-                // Nothing was known of it.
-                records.push((0, Record::Gone(self.options.durability)));
-            }
-            let newest = records.last().map_or(0, |(position, _)| *position);
-            records.extend(history.records.drain(..).filter(|(position, _)| *position > newest));
-            history.records = records;
-            history.crash();
-        }
-        self.token_max = self.token_max.max(before.token_max);
+        self.tick();
+        self.durable = self.durable.min(before.durable);
+        self.crash();
     }
 
     /// Tells which tokens a store shows that nobody was told: those of reserves that failed.

@@ -75,6 +75,7 @@ impl Driver {
             let step = disk.steps() + after;
             self.faults.armed = Some((step, fault));
             self.faults.then = Some(then);
+            self.model.expect_failures();
             self.arm();
         }
     }
@@ -116,9 +117,11 @@ impl Driver {
 
     /// One act while something fails, or has failed.
     pub(super) fn act_amid_faults(&mut self, op: Op) -> Result<(), String> {
+        self.model.expect_failures();
         let before = self.model.clone();
-        self.refused = None;
+        (self.refused, self.done_of_it) = (None, None);
         let result = self.act_soundly(op);
+        let before = self.done_of_it.take().unwrap_or(before);
         if self.has_failed() {
             self.faults.strained = true;
             self.faults.armed = self.faults.armed.filter(|(_, fault)| fault.lasts);
@@ -131,7 +134,13 @@ impl Driver {
                 self.tried(op);
                 Ok(())
             }
-            (Err(why), Some(_)) => self.reopen_in_doubt(Some(&before)).map_err(|after| format!("{after}\nafter {why}")),
+            (Err(why), Some(_)) => {
+                if matches!(op, Op::Reopen(Reopen::Kill | Reopen::LosePower | Reopen::LoseSome { .. }, _)) {
+                    // The opening failed: what the crash has left is durable no more than it was.
+                    self.model = before.clone();
+                }
+                self.reopen_in_doubt(Some(&before)).map_err(|after| format!("{after}\nafter {why}"))
+            }
             (Ok(()), _) if is_poisoned => self.reopen_in_doubt(None),
             (Ok(()), _) if self.faults.strained && !changes_nothing_when_refused(op) => self.reopen_in_doubt(None),
             (Ok(()), _) => Ok(()),

@@ -110,26 +110,33 @@ impl Driver {
             Ok(answers) => answers,
             Err(error) => {
                 for (key, fingerprint, options, _) in batch.iter().filter(|(.., waits)| !waits) {
-                    self.model.reserve(key, *fingerprint, options);
+                    // Of a key that was reserved by such a call, nobody knows whose it is.
+                    if !self.model.nameless().contains(key) {
+                        self.model.reserve(key, *fingerprint, options);
+                    }
                 }
                 return Err(self.failed("a batch", &error));
             }
         };
         let mut told = Vec::new();
+        let mut kept = Vec::new();
         for ((key, fingerprint, options, waits), answer) in batch.into_iter().zip(answers) {
             let expected = if waits {
                 Expected::Refused(ErrorKind::InvalidOptions)
+            } else if answer.is_err() && self.model.nameless().contains(&key) {
+                Expected::Held
             } else {
                 self.model.reserve(&key, fingerprint, &options)
             };
-            self.agree("reserve in a batch", &Expected::from(&answer), &expected)?;
-            let Ok(answer) = answer else { continue };
-            if let Reserve::Fresh(reservation) = &answer {
+            let agrees = (Expected::from(&answer), expected);
+            if let (Ok(Reserve::Fresh(reservation)), Expected::Owns { .. }) = (&answer, &agrees.1) {
                 self.model.owner(&key, reservation.token());
             }
-            told.push((key, fingerprint, options, answer));
+            told.push(agrees);
+            kept.extend(answer.ok().map(|answer| (key, fingerprint, options, answer)));
         }
-        for (key, fingerprint, options, answer) in told {
+        told.iter().try_for_each(|(answer, expected)| self.agree("reserve in a batch", answer, expected))?;
+        for (key, fingerprint, options, answer) in kept {
             self.keep_answer(&key, fingerprint, &options, answer)?;
         }
         Ok(())
@@ -150,14 +157,14 @@ impl Driver {
             owners.push((owner, bytes));
         }
         let answers = self.store().complete_batch(batch);
+        let mut told = Vec::new();
         for ((owner, bytes), answer) in owners.into_iter().zip(answers) {
-            let expected = self.model.complete(&owner, &bytes);
-            self.agree("complete in a batch", &Expected::from(&answer), &expected)?;
+            told.push((Expected::from(&answer), self.model.complete(&owner, &bytes)));
             if let Err(not_stored) = answer {
                 self.guards.push((owner, not_stored.reservation));
             }
         }
-        Ok(())
+        told.iter().try_for_each(|(answer, expected)| self.agree("complete in a batch", answer, expected))
     }
 
     pub(super) fn once(&mut self, number: u8, request: u8, work: Work) -> Result<(), String> {
@@ -205,6 +212,9 @@ impl Driver {
         answer: Option<Result<Outcome, OnceError<Work>>>,
     ) -> Result<(), String> {
         let owner = self.model.owner(key, token);
+        if self.is_strained() {
+            self.done_of_it = Some(self.model.clone());
+        }
         match (work, answer) {
             (Work::Responds { .. }, Some(Ok(Outcome::Ran(response)))) if response == bytes => {
                 if self.model.complete(&owner, bytes) == Expected::Refused(ErrorKind::TooLarge) {

@@ -92,6 +92,8 @@ pub(crate) struct Driver {
     faults: Faults,
     /// The act at hand was refused in a way that only a fault explains.
     refused: Option<ErrorKind>,
+    /// The model when the act at hand had come so far, if a part of it was answered for good.
+    done_of_it: Option<Model>,
     pub(crate) tally: Tally,
 }
 
@@ -220,6 +222,7 @@ impl Driver {
             waiting: Vec::new(),
             faults: Faults::default(),
             refused: None,
+            done_of_it: None,
             tally: Tally::default(),
         };
         driver.open().unwrap();
