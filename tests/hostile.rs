@@ -1,5 +1,8 @@
-//! What opening allocates, counted, when files name lengths that nobody has memory for. A binary of its own, with one
-//! test: the allocator counts for the whole process.
+//! Directories that somebody made up, checks and all: lengths that nobody has memory for, places that no log comes to.
+//! Opening refuses them and changes nothing, or goes on as from any other; and what it allocates is counted.
+//!
+//! A binary of its own, with one test: the allocator counts for the whole process. CRCs keep nobody from writing such
+//! files; what must hold is that they do no more harm than the loss of what they hold.
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should panic")]
 
@@ -7,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyonce::testing::{self, ManualClock, SimDisk, Storage as _};
-use keyonce::{Completion, Fingerprint, Key, Options, Reserve, Retention};
+use keyonce::{Completion, Error, ErrorKind, Fingerprint, Key, Options, Reserve, Retention, Store};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -24,6 +27,8 @@ const BLOCK: usize = 4096;
 const DATA_START: usize = 8192;
 /// The kind of record of whose body no byte is covered.
 const PAD: u8 = 19;
+/// How long the record is that ends a run.
+const CLOSED_BYTES: usize = 72;
 const STORE_FILE: &str = "keyonce.store";
 
 fn options() -> Options {
@@ -117,7 +122,7 @@ fn with_files(count: u32, bytes: impl Fn(&[u8], u32) -> Vec<u8>) -> SimDisk {
 
 type Case = (&'static str, fn() -> SimDisk);
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 17] = [
     ("nothing hostile", base),
     ("a header of 2^63 bytes", || with_segment(|file| set_in_header(file, 64, 1 << 63))),
     ("a header of as many bytes as an LSN can tell", || {
@@ -130,7 +135,15 @@ const CASES: [Case; 15] = [
     ("a header at the end of all LSNs", || with_segment(|file| set_in_header(file, 72, u64::MAX - 7 - (1 << 20)))),
     ("a header far beyond its predecessor", || with_segment(|file| set_in_header(file, 48, 1 << 40))),
     ("the last number there is", || with_segment(|file| set_in_header(file, 48, u64::MAX))),
-    ("all is said to be synced", || with_segment(|file| set_in_header(file, 80, u64::MAX))),
+    ("more is said to be synced than was ever written", || with_segment(|file| set_in_header(file, 80, u64::MAX))),
+    ("the end of time", || with_segment(|file| set_in_header(file, 96, u64::MAX))),
+    ("a recovery that replaces what is yet to be written", || {
+        with_segment(|file| {
+            let seal = end(file) + CLOSED_BYTES;
+            let body = [&0_u64.to_le_bytes()[..], &[0; 16], &1_u64.to_le_bytes(), &8_u64.to_le_bytes(), &[0x7F; 8]];
+            put_record(file, seal, 17, 8, &body.concat());
+        })
+    }),
     ("the oldest live segment is yet to come", || with_segment(|file| set_in_header(file, 88, u64::MAX))),
     ("records of 128 MiB", || {
         with_segment(|file| {
@@ -170,20 +183,66 @@ const CASES: [Case; 15] = [
     }),
 ];
 
+fn files(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
+    let names = disk.list().unwrap();
+    names.into_iter().map(|name| (name.clone(), disk.read(&name, usize::MAX).unwrap())).collect()
+}
+
+fn keys(store: &Store) -> Vec<String> {
+    let told = store.keys().map(|listed| {
+        let (key, info) = listed.unwrap();
+        let replay = store.reserve(&key, info.fingerprint).unwrap();
+        format!("{:?} {info:?} {replay:?}", key.id())
+    });
+    let mut told: Vec<_> = told.collect();
+    told.sort();
+    told
+}
+
+/// What an opened store is good for: a new key, and the same answers after a kill.
+fn is_sound(disk: &SimDisk, store: Store) -> Result<(), Error> {
+    let key = Key::new("charges", "one more").unwrap();
+    let Reserve::Fresh(guard) = store.reserve(&key, Fingerprint::of("9.99"))? else { panic!("the key is new") };
+    let token = guard.token();
+    assert_eq!(guard.complete(b"paid").unwrap(), Completion::Done);
+    let before = keys(&store);
+    let disk = disk.kill();
+    drop(store);
+    let store = testing::open(disk, options(), 10)?;
+    assert_eq!(keys(&store), before);
+    let key = Key::new("charges", "another").unwrap();
+    let Reserve::Fresh(guard) = store.reserve(&key, Fingerprint::of("9.99"))? else { panic!("the key is new") };
+    assert!(guard.token() > token);
+    Ok(())
+}
+
 #[test]
-fn opening_takes_a_few_times_what_the_files_hold_whatever_lengths_they_name() {
+fn directories_that_somebody_made_up_are_refused_untouched_or_open_for_good_in_little_memory() {
+    let mut refused = 0;
     for (name, case) in CASES {
+        println!("{name}:");
         let disk = case();
-        let files: Vec<_> =
-            disk.list().unwrap().into_iter().map(|name| disk.read(&name, usize::MAX).unwrap().len()).collect();
-        let bytes: usize = files.iter().sum();
-        let before = MEMORY.current_usage();
+        let before = files(&disk);
+        let bytes: usize = before.iter().map(|(_, bytes)| bytes.len()).sum();
+        let in_use = MEMORY.current_usage();
         MEMORY.reset_peak_usage();
-        let opened = testing::open(disk, options(), 9);
-        let peak = MEMORY.peak_usage().saturating_sub(before);
-        let peak_max = FIXED_BYTES + PER_BYTE * bytes + PER_FILE_BYTES * files.len();
-        let said = opened.map_or_else(|error| error.to_string(), |store| format!("{:?}", store.opened()));
-        println!("{name}: {bytes} bytes in {} files, {peak} allocated; {said}", files.len());
+        let opened = testing::open(disk.clone(), options(), 9);
+        let peak = MEMORY.peak_usage().saturating_sub(in_use);
+        let peak_max = FIXED_BYTES + PER_BYTE * bytes + PER_FILE_BYTES * before.len();
+        println!("    {peak} bytes allocated for {bytes} bytes in {} files", before.len());
         assert!(peak <= peak_max, "{name}: {peak} bytes allocated, more than {peak_max}");
+        match opened {
+            Ok(store) => {
+                println!("    {:?}", store.opened());
+                is_sound(&disk, store).unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+            Err(error) => {
+                println!("    {error}");
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
+                assert!(files(&disk) == before, "{name}: who refuses changes no byte");
+                refused += 1;
+            }
+        }
     }
+    assert!((8..CASES.len()).contains(&refused), "{refused} refused");
 }
