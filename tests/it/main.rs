@@ -13,6 +13,7 @@ mod examine;
 mod examples;
 mod faults;
 mod fork;
+mod fuzzed;
 mod handed_on;
 mod hints;
 mod history;
