@@ -1,6 +1,9 @@
 //! What is said of a store whose bytes were changed or lost: the place, or nothing where nothing counts; never a wrong
 //! answer.
 
+mod bits;
+mod small;
+
 use std::fs;
 use std::path::Path;
 use std::thread;

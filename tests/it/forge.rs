@@ -124,7 +124,7 @@ impl Header {
         bytes.extend([0xb0; 16]);
         bytes.extend(self.salt().to_le_bytes());
         bytes.resize(252, 0);
-        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes.extend(check_of(&bytes));
         bytes
     }
 }
@@ -139,7 +139,7 @@ pub(crate) fn store_file(version: u32, run_number: u64) -> Vec<u8> {
     bytes.extend(NOW_MS.to_le_bytes());
     bytes.extend(run_number.to_le_bytes());
     bytes.resize(508, 0);
-    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    bytes.extend(check_of(&bytes));
     bytes
 }
 
@@ -253,6 +253,11 @@ impl SegmentFile {
         body.extend([0; 16]);
         self.put(Kind::Closed, &body, synced_lsn)
     }
+}
+
+/// The check of a store file or of a header copy, of which these are all bytes before it.
+pub(crate) fn check_of(covered: &[u8]) -> [u8; 4] {
+    crc32fast::hash(covered).to_le_bytes()
 }
 
 /// Makes both checks hold of the record that stands in `range` of `bytes`, at `lsn` of a segment with this salt.
