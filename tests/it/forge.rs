@@ -274,6 +274,14 @@ pub(crate) fn repair(bytes: &mut [u8], range: Range<usize>, lsn: u64, salt: u64)
     record[0..4].copy_from_slice(&checksum.to_le_bytes());
 }
 
+/// Whether the record that stands in `range` of `bytes` was written there.
+pub(crate) fn verifies(bytes: &[u8], range: Range<usize>, lsn: u64, salt: u64) -> bool {
+    let Some(record) = bytes.get(range).filter(|record| record.len() >= 16) else { return false };
+    let mut repaired = record.to_vec();
+    repair(&mut repaired, 0..record.len(), lsn, salt);
+    repaired == record
+}
+
 /// A directory of forged files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Directory(pub(crate) Vec<(String, Vec<u8>)>);

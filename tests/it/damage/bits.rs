@@ -38,7 +38,7 @@ fn each(cases: &[usize], case: impl Fn(usize) -> bool + Sync) -> usize {
 /// Row D1, and R15 for every mark of the log: each bit, and exactly what must be said of it.
 #[test]
 fn every_bit_of_a_small_store_flipped_is_told_by_place_or_costs_nothing_but_its_own_record() {
-    for end in [End::Closed, End::Killed] {
+    for end in [End::Closed, End::Killed, End::JustOpened] {
         let small = Small::new(end);
         // Where each file begins, were they one.
         let mut starts = vec![0];
@@ -70,7 +70,7 @@ fn every_bit_of_a_small_store_flipped_is_told_by_place_or_costs_nothing_but_its_
 /// Row D2, of a store that was closed and of one that was killed.
 #[test]
 fn a_newest_segment_cut_at_every_byte_keeps_what_lay_before_or_is_refused_by_place() {
-    for end in [End::Closed, End::Killed] {
+    for end in [End::Closed, End::Killed, End::JustOpened] {
         let small = Small::new(end);
         let file = small.newest();
         let cases = due(0..SEGMENT_BYTES, |cut| small.is_written(file, cut));
