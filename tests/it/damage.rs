@@ -2,6 +2,9 @@
 //! answer.
 
 mod bits;
+mod headers;
+mod lengths;
+mod lives;
 mod small;
 
 use std::fs;

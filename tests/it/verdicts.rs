@@ -23,21 +23,21 @@ use crate::forge::{Directory, SCOPE, request};
 use crate::place::tell;
 
 /// A row of the table: its name, and whether it applies.
-type Row<F> = (&'static str, fn(&F) -> bool);
+pub(crate) type Row<F> = (&'static str, fn(&F) -> bool);
 
 /// Counts how often each row was hit.
-struct Rows<F: 'static> {
+pub(crate) struct Rows<F: 'static> {
     rows: &'static [Row<F>],
     hits: BTreeMap<&'static str, u64>,
 }
 
 impl<F: Debug> Rows<F> {
-    fn new(rows: &'static [Row<F>]) -> Self {
+    pub(crate) fn new(rows: &'static [Row<F>]) -> Self {
         Self { rows, hits: BTreeMap::new() }
     }
 
     /// The one row that applies.
-    fn only(&mut self, facts: &F) -> &'static str {
+    pub(crate) fn only(&mut self, facts: &F) -> &'static str {
         let hit: Vec<_> = self.rows.iter().filter(|(_, applies)| applies(facts)).map(|(name, _)| *name).collect();
         let [row] = hit[..] else { panic!("{facts:?} hits not one row but {hit:?}") };
         *self.hits.entry(row).or_default() += 1;
@@ -45,7 +45,7 @@ impl<F: Debug> Rows<F> {
     }
 
     /// Every row was hit.
-    fn all_hit(&self, part: &str) {
+    pub(crate) fn all_hit(&self, part: &str) {
         let missed: Vec<_> = self.rows.iter().filter(|(name, _)| !self.hits.contains_key(name)).collect();
         assert!(missed.is_empty(), "never hit: {:?}", missed.iter().map(|(name, _)| name).collect::<Vec<_>>());
         tell(&format!("verdicts of {part}: {} combinations: {:?}", self.hits.values().sum::<u64>(), self.hits));
@@ -60,12 +60,12 @@ fn options() -> Options {
         .response_bytes_max(512)
 }
 
-fn open(disk: &SimDisk, seed: u64) -> Result<Store, Error> {
+pub(crate) fn open(disk: &SimDisk, seed: u64) -> Result<Store, Error> {
     testing::open(disk.clone(), options(), seed)
 }
 
 /// The directory must open; and open again, from what a kill right after leaves.
-fn opens(directory: &Directory, facts: &impl Debug, check: impl Fn(&Store, bool)) {
+pub(crate) fn opens(directory: &Directory, facts: &impl Debug, check: impl Fn(&Store, bool)) {
     let disk = directory.disk();
     let store = open(&disk, 1).unwrap_or_else(|error| panic!("{facts:?}: {error}"));
     let killed = disk.kill();
@@ -76,7 +76,7 @@ fn opens(directory: &Directory, facts: &impl Debug, check: impl Fn(&Store, bool)
 }
 
 /// The directory must be refused, with every byte untouched; says in which words.
-fn refused(directory: &Directory, facts: &impl Debug, kind: ErrorKind) -> String {
+pub(crate) fn refused(directory: &Directory, facts: &impl Debug, kind: ErrorKind) -> String {
     let disk = directory.disk();
     let steps = disk.steps();
     match open(&disk, 1) {
@@ -107,7 +107,7 @@ fn response(store: &Store, id: &str) -> Option<String> {
 
 /// Exactly these of the forged keys are there, each with its own name as its response.
 #[track_caller]
-fn holds(store: &Store, facts: &impl Debug, keys: &[(&str, bool)]) {
+pub(crate) fn holds(store: &Store, facts: &impl Debug, keys: &[(&str, bool)]) {
     for (id, there) in keys {
         assert_eq!(response(store, id), there.then(|| (*id).to_owned()), "{facts:?}: key {id}");
     }
