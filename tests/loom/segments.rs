@@ -175,3 +175,38 @@ fn explore_after(disk: &SimDisk, clock: &ManualClock) {
     let found = store.peek(&key("h")).expect("a sound image").map(|info| info.state);
     assert_eq!(found, Some(KeyState::Done));
 }
+
+/// The last record of a segment is published, and not yet noted at it, when the log rolls and the segment, in which all
+/// else is over, is looked at: it is not given up with a live response in it.
+#[test]
+fn a_response_at_the_very_end_of_a_segment_that_is_over_keeps_it() {
+    let (stayed, went) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (counted_stayed, counted_went) = (Arc::clone(&stayed), Arc::clone(&went));
+    explore("a completion at the end of a segment", move || {
+        let (disk, clock) = (SimDisk::new(), ManualClock::default());
+        let store = open(&disk, Durability::ProcessCrash, &clock);
+        let short = ReserveOptions::default().retention(LEASE);
+        let Ok(Reserve::Fresh(owner)) = store.reserve_with(&key("a"), request(), &short) else { panic!("new") };
+        assert_eq!(owner.complete(b"").expect("nothing fails here"), Completion::Done);
+        let held = filler(&store, "h");
+        let filler = filler(&store, "f");
+        let end = SEGMENT_BYTES - END_ROOM - record_bytes(1 + RESPONSE.len() as u64);
+        let mut at = RECORDS_START + 4 * record_bytes(1);
+        while at < end {
+            let bytes = (end - at).min(60_000);
+            fill(&filler, 1, bytes);
+            at += bytes;
+        }
+        clock.advance(LEASE);
+        let owner = thread::spawn(move || held.complete(RESPONSE).expect("nothing fails here"));
+        fill(&filler, 1, 60_000);
+        assert_eq!(owner.join().expect("the thread ended well"), Completion::Done);
+        let counted = if store.stats().segments == 1 { &counted_went } else { &counted_stayed };
+        counted.fetch_add(1, Ordering::Relaxed);
+        let answer = reserve(&store, "h").expect("nothing fails here");
+        assert!(is_replay(&answer), "{answer:?}");
+        explore_after(&disk.kill(), &clock);
+    });
+    let seen = (stayed.load(Ordering::Relaxed), went.load(Ordering::Relaxed));
+    assert!(seen.0 > 0 && seen.1 > 0, "the segment stayed {} times and went {} times", seen.0, seen.1);
+}
