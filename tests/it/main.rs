@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should panic")]
 
+mod bounds;
 mod cli_demo;
 mod cli_run;
 mod clients;
