@@ -14,6 +14,7 @@ mod examine;
 mod examples;
 mod faults;
 mod forge;
+mod full;
 mod handed_on;
 mod history;
 mod images;
