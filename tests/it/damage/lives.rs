@@ -76,7 +76,7 @@ fn bytes_of_an_earlier_life_or_of_another_place_never_count_wherever_they_lie() 
             let directory = Directory::store(3, &[damaged]);
             // A record that was overwritten takes what it said of the synced position with it.
             let synced = (0..4).rev().find(|number| whole(*number)).map_or(0, |number| starts[number]);
-            let synced = (4..KEYS.len()).any(whole).then_some(starts[3]).unwrap_or(synced);
+            let synced = if (4..KEYS.len()).any(whole) { starts[3] } else { synced };
             match (0..KEYS.len()).find(|number| !whole(*number) && starts[*number] < synced) {
                 Some(number) => {
                     told += 1;
@@ -87,8 +87,8 @@ fn bytes_of_an_earlier_life_or_of_another_place_never_count_wherever_they_lie() 
                 None => {
                     passed += 1;
                     opens(&directory, &facts, |store, _| {
-                        for number in 0..KEYS.len() {
-                            holds(store, &facts, &[(KEYS[number], whole(number))]);
+                        for (number, key) in KEYS.into_iter().enumerate() {
+                            holds(store, &facts, &[(key, whole(number))]);
                         }
                         let old = ["old0", "old1", "old2", "old3", "old4"];
                         holds(store, &facts, &old.map(|key| (key, false)));
