@@ -9,6 +9,8 @@
 //!
 //! `KEYONCE_KILL_ROUNDS` sets how many children are killed at each level.
 
+mod moments;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
