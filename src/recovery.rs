@@ -128,7 +128,8 @@ pub(crate) fn open(
             clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
             ..survey.report()
         };
-        let opened = recover(survey, table, time, report, storage, entropy, options, &store)?;
+        let opened = recover(survey, table, time, report, Arc::clone(&storage), entropy, options, &store)?;
+        hint::remove_orphans(&*storage, &names);
         Ok(Opened { jump, ..opened })
     } else {
         create(storage, entropy, options, files, shard_count)

@@ -225,7 +225,8 @@ fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> Result<Store, Error> 
 /// A disk that holds these files and nothing else, all of it durable.
 fn disk_of(files: &Files) -> SimDisk {
     let names = files.keys().zip(1..).map(|(name, number)| (Arc::from(name.as_str()), number)).collect();
-    let bytes = |bytes: &Vec<u8>| SimFile { platter: bytes.as_slice().into(), bytes: bytes.len(), ..SimFile::default() };
+    let bytes =
+        |bytes: &Vec<u8>| SimFile { platter: bytes.as_slice().into(), bytes: bytes.len(), ..SimFile::default() };
     let numbered = (1..).zip(files.values()).map(|(number, file)| (number, Arc::new(bytes(file)))).collect();
     SimDisk::new().sibling(Disk::on_platter(Arc::new(names), numbered))
 }

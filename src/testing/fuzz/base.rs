@@ -43,8 +43,7 @@ enum Past {
     Recycled,
 }
 
-const PASTS: [Past; 6] =
-    [Past::Closed, Past::Killed, Past::LostPower, Past::Recovered, Past::Rolled, Past::Recycled];
+const PASTS: [Past; 6] = [Past::Closed, Past::Killed, Past::LostPower, Past::Recovered, Past::Rolled, Past::Recycled];
 
 /// A store as a workload left it.
 #[derive(Debug)]

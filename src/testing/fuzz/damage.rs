@@ -131,7 +131,9 @@ impl<'a> Damage<'a> {
     fn name(input: &mut Input<'_>) -> String {
         match input.u8() {
             choice @ 0..=0x7F => segment::file_name(u32::from(choice) % 12),
-            choice @ 0x80..=0xEF => NAMES.get(usize::from(choice) % NAMES.len()).copied().unwrap_or_default().to_owned(),
+            choice @ 0x80..=0xEF => {
+                NAMES.get(usize::from(choice) % NAMES.len()).copied().unwrap_or_default().to_owned()
+            }
             choice => segment::file_name(u32::MAX - u32::from(choice % 4)),
         }
     }

@@ -33,7 +33,8 @@ impl Repair {
             }
             if self.headers {
                 for copy in 0..2 {
-                    let block = bytes.get_mut(copy * format::BLOCK..).and_then(|rest| rest.get_mut(..format::HEADER_BYTES));
+                    let block =
+                        bytes.get_mut(copy * format::BLOCK..).and_then(|rest| rest.get_mut(..format::HEADER_BYTES));
                     if let Some(block) = block.filter(|block| block.iter().any(|byte| *byte != 0)) {
                         repair_block(block);
                     }
