@@ -72,8 +72,11 @@ impl SimDisk {
         let bytes = match access {
             Access::Read => Bytes::Finished { file: found, whole: OnceLock::new() },
             Access::NewLife if lock.is_none() => return Err(not_locked()),
-            // Nobody sees of an earlier life what is not written again.
-            Access::NewLife => Bytes::Life(Region::heap(vec![0; found.bytes])),
+            Access::NewLife => {
+                let mut bytes = vec![0; found.bytes];
+                found.read(0, &mut bytes);
+                Bytes::Life(Region::heap(bytes))
+            }
         };
         let segment = Arc::new(SimSegment { disk: self.clone(), file, bytes, lock });
         machine.open.push(Opened { file, access, segment: Arc::downgrade(&segment) });
