@@ -444,8 +444,8 @@ impl Oracle {
         let facts = seen.iter().zip(&expected.candidates).enumerate().map(|(key, (seen, candidates))| {
             let left = candidates.iter().filter(|fate| fate.allows(key, seen, now_ms, newest_ms));
             let mut left: Vec<Arc<Fate>> = left.cloned().collect();
-            // Until an opening ends, what this one saw may be seen otherwise: a key that was over is not, where the wall
-            // clock is set back. From then on it is, where two acts cannot be told apart, the one that promised less.
+            // Until an opening ends, what this one saw may be seen otherwise: a key that was over is not, where the
+            // wall clock is set back. From then on it is, of acts that look the same, the one that promised least.
             let least = (0..left.len()).min_by_key(|at| left[*at].kept_until_ms()).unwrap();
             let least = left.remove(least);
             left.push(least);
