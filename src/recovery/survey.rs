@@ -60,7 +60,10 @@ pub(super) struct Survey {
     pub(super) oldest_live: u64,
     /// The largest LSN that any header or record says was synced.
     pub(super) synced_lsn: u64,
+    /// The latest time that any header or end mark tells; where two tell the same, that of the newer segment, which may
+    /// be of another boot.
     pub(super) time: Option<TimeMark>,
+    time_number: u64,
     pub(super) header_copies_bad: u64,
 }
 
@@ -81,6 +84,7 @@ impl Survey {
             oldest_live: 0,
             synced_lsn: 0,
             time: None,
+            time_number: 0,
             header_copies_bad: 0,
         };
         let mut lives = survey.take_headers(store, files)?;
@@ -135,12 +139,13 @@ impl Survey {
         self.oldest_live = self.oldest_live.max(header.oldest_live);
         self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
         self.header_copies_bad += u64::from(found.copies_bad);
-        self.note_time(header.time);
+        self.note_time(header.number, header.time);
     }
 
-    fn note_time(&mut self, time: TimeMark) {
-        if self.time.as_ref().is_none_or(|known| known.store_ms <= time.store_ms) {
-            self.time = Some(time);
+    fn note_time(&mut self, number: u64, time: TimeMark) {
+        let later = (time.store_ms, number);
+        if self.time.as_ref().is_none_or(|known| (known.store_ms, self.time_number) <= later) {
+            (self.time, self.time_number) = (Some(time), number);
         }
     }
 
@@ -228,10 +233,10 @@ impl Survey {
         }
         self.drop_unused(buffer)?;
         let looks = std::mem::take(&mut self.looks);
-        for look in looks.values() {
+        for (number, look) in &looks {
             self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
             if let Some((_, time)) = look.scan.closed {
-                self.note_time(time);
+                self.note_time(*number, time);
             }
             for (from, to) in look.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
                 self.replaced.add(*from, *to);
