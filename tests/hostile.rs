@@ -153,9 +153,7 @@ const CASES: [Case; 17] = [
             }
         })
     }),
-    ("a pad of 128 MiB in the middle", || {
-        with_segment(|file| put_record(file, DATA_START, PAD, (1 << 24) - 1, &[]))
-    }),
+    ("a pad of 128 MiB in the middle", || with_segment(|file| put_record(file, DATA_START, PAD, (1 << 24) - 1, &[]))),
     ("seals that say they replace 2^60 intervals", || {
         with_segment(|file| {
             let end = end(file);

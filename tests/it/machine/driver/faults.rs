@@ -9,8 +9,8 @@ use keyonce::testing::{Expected, Model, SimDisk};
 use keyonce::{Error, ErrorKind, Health};
 
 use super::{Driver, Ground, KEYS, RESPONSE_BYTES_MAX, key};
-use crate::machine::{Op, Reopen};
 use crate::machine::ops::Fault;
+use crate::machine::{Op, Reopen};
 
 /// The store makes another try at a segment each second.
 const RETRY: Duration = Duration::from_secs(1);
