@@ -21,7 +21,8 @@ pub(super) enum End {
     JustOpened,
 }
 
-/// A store of three runs: the first was closed, the second killed, the third ended as was asked for. Its first file is in its second life.
+/// A store of three runs: the first was closed, the second killed, the third ended as was asked for. Its first file is
+/// in its second life.
 pub(super) struct Small {
     pub(super) disk: SimDisk,
     pub(super) files: Vec<(String, Vec<u8>)>,

@@ -1,8 +1,8 @@
 //! Kills at chosen moments: a child is killed at its n-th system call of a kind, while it creates a store, opens one,
 //! rolls, retires and writes files again, many times a second.
 //!
-//! `strace` chooses the moment, where it is there; without it the child is killed after a number of lines, and the tests
-//! that need a system call say that they did not run. What each kill hit is read from the directory that it left.
+//! `strace` chooses the moment, where it is there; without it the child is killed after a number of lines, and the
+//! tests that need a system call say that they did not run. What each kill hit is read from the directory that it left.
 //!
 //! A longer run, which also fails when a kind of moment was never hit:
 //!
