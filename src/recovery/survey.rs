@@ -35,6 +35,10 @@ pub(super) struct Look {
     pub(super) entries: Option<Vec<Entry>>,
 }
 
+/// No segment of a sound log has a larger number, nor begins behind this LSN.
+const NUMBER_MAX: u64 = 1 << 56;
+const LSN_MAX: u64 = 1 << 62;
+
 /// So many entries are kept from looks at segments; what is beyond is read again.
 const ENTRIES_KEPT_MAX: usize = 1 << 20;
 
@@ -91,7 +95,7 @@ impl Survey {
         let mut buffer = Vec::new();
         survey.drop_void(&mut lives, store.run_number, &mut buffer)?;
         let rest = survey.link(lives)?;
-        survey.look_ahead(&mut buffer)?;
+        survey.look_ahead(store.run_number, &mut buffer)?;
         survey.sort_out(&rest, store.run_number);
         if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
             let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
@@ -108,6 +112,10 @@ impl Survey {
                 Some(header) if header.store_id != store.store_id => {
                     let message = format!("{} belongs to another store", found.name);
                     return Err(Error::new(ErrorKind::ForeignDirectory, message));
+                }
+                // Beyond what any log comes to: no sum of positions overflows below this.
+                Some(header) if header.number > NUMBER_MAX || header.first_lsn > LSN_MAX => {
+                    return Err(Error::corrupt(&found.name, 0, "its header names an impossible position"));
                 }
                 Some(header) => {
                     self.note_header(&found, &header);
@@ -223,7 +231,7 @@ impl Survey {
 
     /// Reads what decides how the rest is read: the end of the log, which tells how far it was synced, and where each
     /// run began, which tells what it has replaced.
-    fn look_ahead(&mut self, buffer: &mut Vec<u8>) -> Result<(), Error> {
+    fn look_ahead(&mut self, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
         let newest = self.chain.last().map(|link| link.header.number);
         let ahead = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
         for link in self.chain.iter().filter(ahead).cloned().collect::<Vec<_>>() {
@@ -232,9 +240,14 @@ impl Survey {
             }
         }
         self.drop_unused(buffer)?;
+        let newest = self.chain.last().map_or(0, |link| link.header.number);
         let looks = std::mem::take(&mut self.looks);
         for (number, look) in &looks {
             self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
+            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
+            if let Some(seal) = look.scan.sealed.as_ref().filter(|_| *number <= run_number || *number < newest) {
+                self.synced_lsn = self.synced_lsn.max(seal.lsn);
+            }
             if let Some((_, time)) = look.scan.closed {
                 self.note_time(*number, time);
             }
