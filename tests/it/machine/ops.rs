@@ -206,9 +206,7 @@ fn read(input: &mut Input<'_>) -> Op {
         35 => Op::ReleaseInterrupted { pick: input.u8() },
         36 => Op::AskAgain { pick: input.u8() },
         37 => Op::DropHandle { pick: input.u8() },
-        38..40 => {
-            Op::Wait { key: key(input), request: request(input), with: with(input), wait_ms: wait_ms(input) }
-        }
+        38..40 => Op::Wait { key: key(input), request: request(input), with: with(input), wait_ms: wait_ms(input) },
         40 => Op::WaitAgain { pick: input.u8(), wait_ms: wait_ms(input) },
         41..44 => Op::Poll { pick: input.u8() },
         44 => Op::GiveUp { pick: input.u8() },

@@ -9,8 +9,8 @@ use keyonce::testing::{Expected, Model, SimDisk};
 use keyonce::{Error, ErrorKind, Health};
 
 use super::{Driver, Ground, KEYS, RESPONSE_BYTES_MAX, key};
-use crate::machine::{Op, Reopen};
 use crate::machine::ops::Fault;
+use crate::machine::{Op, Reopen};
 
 /// The store makes another try at a segment each second.
 const RETRY: Duration = Duration::from_secs(1);
@@ -141,6 +141,7 @@ impl Driver {
                 }
                 self.reopen_in_doubt(Some(&before)).map_err(|after| format!("{after}\nafter {why}"))
             }
+            (Ok(()), _) if is_poisoned && !answers(op) => self.reopen_in_doubt(Some(&before)),
             (Ok(()), _) if is_poisoned => self.reopen_in_doubt(None),
             (Ok(()), _) if self.faults.strained && !changes_nothing_when_refused(op) => self.reopen_in_doubt(None),
             (Ok(()), _) => Ok(()),
@@ -187,6 +188,19 @@ impl Driver {
         self.model.learn_lost(&shown);
         self.compare_opening(true)
     }
+}
+
+/// Whether somebody is told that it is done.
+fn answers(op: Op) -> bool {
+    !matches!(
+        op,
+        Op::Drop { .. }
+            | Op::Interrupt { .. }
+            | Op::GiveUp { .. }
+            | Op::DropHandle { .. }
+            | Op::AdvanceTo { .. }
+            | Op::Advance { .. }
+    )
 }
 
 /// Whether a refusal on a full disk has changed nothing, and leaves the caller with all it had.

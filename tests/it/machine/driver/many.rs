@@ -226,7 +226,10 @@ impl Driver {
             }
             (Work::Unknown, Some(Err(OnceError::Work(Work::Unknown)))) => self.model.interrupt(&owner),
             (Work::Panics, None) => self.model.drop_guard(&owner),
-            (_, Some(Err(OnceError::NotStored { not_stored: NotStored { error, .. }, .. } | OnceError::Store(error)))) => {
+            (
+                _,
+                Some(Err(OnceError::NotStored { not_stored: NotStored { error, .. }, .. } | OnceError::Store(error))),
+            ) => {
                 // On a full disk nothing was written; else anything may have been.
                 match work {
                     Work::Responds { .. } if !matches!(error.kind(), ErrorKind::Full { .. }) => {

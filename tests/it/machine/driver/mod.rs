@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, Expected, Handle, Known, ManualClock, Model, Owner, SimDisk, Tear, WaiterId};
 use keyonce::{
-    AppendMode, Attempt, Durability, Error, ErrorKind, Fingerprint, InFlight, Interrupted, Key, KeyState, OnDrop, OnInterrupted,
-    Options, Reservation, Reserve, ReserveOptions, Retention, Store, Token,
+    AppendMode, Attempt, Durability, Error, ErrorKind, Fingerprint, InFlight, Interrupted, Key, KeyState, OnDrop,
+    OnInterrupted, Options, Reservation, Reserve, ReserveOptions, Retention, Store, Token,
 };
 
 use self::faults::Faults;
