@@ -17,6 +17,7 @@ use super::model::{Expected, Known};
 use super::{ManualClock, SimDisk};
 use crate::error::{Error, ErrorKind};
 use crate::key::{Fingerprint, Key};
+use crate::recovery::STORE_FILE;
 use crate::segment;
 use crate::store::{Reserve, Store};
 
@@ -56,6 +57,8 @@ struct AllShown {
     keys: BTreeMap<Name, Shown>,
     /// How many records a hint has named that fail their check: each is told in the place of its key.
     corrupt: u64,
+    /// How many keys are listed more than once.
+    twice: u64,
 }
 
 impl RecoveryCases {
@@ -106,7 +109,11 @@ impl RecoveryCases {
             Err(error) => refused(&error, &disk, &files),
             Ok(store) => {
                 let known = (!repairs).then_some(&base.known);
-                Opened { base, files: &files, disk, store }.check(known, closes, repair.hints);
+                // A hint is made for one seed; who makes up another has made up the hint.
+                let seed = |files: &Files| files.get(STORE_FILE).and_then(|file| file.get(32..48)).map(<[u8]>::to_vec);
+                let seed_before = base.moments.last().and_then(seed);
+                let forges_hints = repair.hints || repair.store_file && seed(&files) != seed_before;
+                Opened { base, files: &files, disk, store }.check(known, closes, forges_hints);
             }
         }
     }
@@ -152,6 +159,7 @@ impl Opened<'_> {
     fn check(self, known: Option<&BTreeMap<Name, Vec<Shown>>>, closes: bool, forges_hints: bool) {
         let Self { base, files, disk, store } = self;
         let shown_first = shown(&store);
+        assert!(forges_hints || shown_first.twice == 0, "a key is listed once");
         if let Some(known) = known {
             for (key, shown) in &shown_first.keys {
                 let allowed = known.get(key).is_some_and(|all| all.contains(shown));
@@ -166,7 +174,7 @@ impl Opened<'_> {
                 Err(error) => panic!("every key can be asked for: {error:?}"),
             };
             let listed = shown_first.keys.get(&(scope.clone(), id.clone())).map(|shown| shown.known.clone());
-            assert_eq!(peeked, listed, "a key is listed as it is");
+            assert!(forges_hints || peeked == listed, "a key is listed as it is: {peeked:?}, {listed:?}");
         }
         let (created, token) = (store.opened().created, probe(&store, "probe"));
         if let Some(token) = token {
@@ -238,7 +246,7 @@ fn shown(store: &Store) -> AllShown {
             .then(|| Expected::from(&store.reserve(&key, info.fingerprint)));
         let shown = Shown { known: Known::from(&info), replay };
         let twice = all.keys.insert((key.scope().to_vec(), key.id().to_vec()), shown);
-        assert!(twice.is_none(), "a key is listed once");
+        all.twice += u64::from(twice.is_some());
     }
     all
 }
