@@ -17,6 +17,7 @@ use super::model::{Expected, Known};
 use super::{ManualClock, SimDisk};
 use crate::error::{Error, ErrorKind};
 use crate::key::{Fingerprint, Key};
+use crate::recovery::STORE_FILE;
 use crate::segment;
 use crate::store::{Reserve, Store};
 
@@ -31,7 +32,7 @@ const TELL: &str = "KEYONCE_FUZZ_TELL";
 /// Opens directories that hold sound stores, damaged in every way that the bytes of an input choose.
 ///
 /// The first byte chooses a store, the second one which checks (of the store file, of headers, of records, of the seals
-/// of recoveries) are made to hold again after the damage, and the rest is a list of what is done to the files: bytes
+/// of recoveries, of hints) are made to hold again after the damage, and the rest is a list of what is done to the files: bytes
 /// overwritten, files cut, removed, swapped, copied, fields set, stale pieces put back. With the variable
 /// `KEYONCE_FUZZ_TELL` set, each directory is told before it is opened.
 #[derive(Debug)]
@@ -47,8 +48,18 @@ struct Shown {
     replay: Option<Expected>,
 }
 
-/// Everything that an opening shows, by scope and id.
-type AllShown = BTreeMap<(Vec<u8>, Vec<u8>), Shown>;
+/// A scope and an id.
+type Name = (Vec<u8>, Vec<u8>);
+
+/// Everything that an opening shows.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct AllShown {
+    keys: BTreeMap<Name, Shown>,
+    /// How many records a hint has named that fail their check: each is told in the place of its key.
+    corrupt: u64,
+    /// How many keys are listed more than once.
+    twice: u64,
+}
 
 impl RecoveryCases {
     /// Makes the stores that are to be damaged.
@@ -72,9 +83,9 @@ impl RecoveryCases {
         let Some(base) = self.bases.get(input.index(self.bases.len())) else { return };
         let flags = input.u8();
         let flag = |bit: u8| flags & 1 << bit != 0;
-        let repair = Repair { store_file: flag(0), headers: flag(1), records: flag(2), seals: flag(3) };
+        let repair = Repair { store_file: flag(0), headers: flag(1), records: flag(2), seals: flag(3), hints: flag(6) };
         let closes = flag(4);
-        let repairs = flags & 0xF != 0;
+        let repairs = flags & 0x4F != 0;
         let noise = (!repairs).then(|| u64::from(crc32fast::hash(bytes)));
         let mut damage = Damage::new(base, noise);
         damage.run(&mut input);
@@ -98,7 +109,11 @@ impl RecoveryCases {
             Err(error) => refused(&error, &disk, &files),
             Ok(store) => {
                 let known = (!repairs).then_some(&base.known);
-                Opened { base, files: &files, disk, store }.check(known, closes);
+                // A hint is made for one seed; who makes up another has made up the hint.
+                let seed = |files: &Files| files.get(STORE_FILE).and_then(|file| file.get(32..48)).map(<[u8]>::to_vec);
+                let seed_before = base.moments.last().and_then(seed);
+                let forges_hints = repair.hints || repair.store_file && seed(&files) != seed_before;
+                Opened { base, files: &files, disk, store }.check(known, closes, forges_hints);
             }
         }
     }
@@ -141,20 +156,25 @@ struct Opened<'a> {
 
 impl Opened<'_> {
     /// Everything is asked, something is done, and the next opening says the same.
-    fn check(self, known: Option<&BTreeMap<(Vec<u8>, Vec<u8>), Vec<Shown>>>, closes: bool) {
+    fn check(self, known: Option<&BTreeMap<Name, Vec<Shown>>>, closes: bool, forges_hints: bool) {
         let Self { base, files, disk, store } = self;
         let shown_first = shown(&store);
+        assert!(forges_hints || shown_first.twice == 0, "a key is listed once");
         if let Some(known) = known {
-            for (key, shown) in &shown_first {
+            for (key, shown) in &shown_first.keys {
                 let allowed = known.get(key).is_some_and(|all| all.contains(shown));
                 assert!(allowed, "a key that was never so: {shown:?}");
             }
         }
         for (scope, id) in base.known.keys() {
             let key = Key::new(scope, id).expect("it was a key before");
-            let peeked = store.peek(&key).expect("every key can be asked for").map(|info| Known::from(&info));
-            let listed = shown_first.get(&(scope.clone(), id.clone())).map(|shown| shown.known.clone());
-            assert_eq!(peeked, listed, "a key is listed as it is");
+            let peeked = match store.peek(&key) {
+                Ok(peeked) => peeked.map(|info| Known::from(&info)),
+                Err(error) if error.kind() == ErrorKind::Corrupt && shown_first.corrupt > 0 => continue,
+                Err(error) => panic!("every key can be asked for: {error:?}"),
+            };
+            let listed = shown_first.keys.get(&(scope.clone(), id.clone())).map(|shown| shown.known.clone());
+            assert!(forges_hints || peeked == listed, "a key is listed as it is: {peeked:?}, {listed:?}");
         }
         let (created, token) = (store.opened().created, probe(&store, "probe"));
         if let Some(token) = token {
@@ -163,7 +183,7 @@ impl Opened<'_> {
             for header in segments.filter_map(|(_, bytes)| header(bytes)) {
                 assert!(token >= header.first_lsn + header.segment_bytes, "token {token} is not beyond {header:?}");
             }
-            let tokens = shown_first.values().map(|shown| shown.known.token.to_u64());
+            let tokens = shown_first.keys.values().map(|shown| shown.known.token.to_u64());
             assert!(tokens.into_iter().all(|earlier| earlier < token), "{token} is beyond every token that is shown");
         }
         let before = shown(&store);
@@ -175,7 +195,10 @@ impl Opened<'_> {
         };
         drop(store);
         let store = open(&next, &base.clock(), 2).expect("what was opened once opens again");
-        assert_eq!(before, shown(&store), "the next opening shows the same keys");
+        // Whoever makes up a hint decides which records are found by it, until it is written anew.
+        if !forges_hints {
+            assert_eq!(before, shown(&store), "the next opening shows the same keys");
+        }
         if let (Some(first), Some(second)) = (token, probe(&store, "another probe")) {
             assert!(first < second, "no token comes twice");
         }
@@ -189,7 +212,9 @@ fn probe(store: &Store, id: &str) -> Option<u64> {
         Ok(Reserve::Fresh(guard)) => guard,
         Ok(answer) => panic!("a key that nobody has is {answer:?}"),
         Err(error) => {
-            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "a sound disk gives no other error: {error:?}");
+            let kind = error.kind();
+            // The index may have sent the search to a record that is none.
+            assert!(matches!(kind, ErrorKind::Full { .. } | ErrorKind::Corrupt), "a sound disk: {error:?}");
             return None;
         }
     };
@@ -206,14 +231,22 @@ fn probe(store: &Store, id: &str) -> Option<u64> {
 
 /// Every key that a store knows, each as it is answered.
 fn shown(store: &Store) -> AllShown {
-    let mut all = AllShown::new();
+    let mut all = AllShown::default();
     for listed in store.keys() {
-        let (key, info) = listed.expect("every key can be listed");
+        let (key, info) = match listed {
+            Ok(listed) => listed,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "every key can be listed: {error}");
+                assert!(store.opened().hints > 0, "every record was read: {error}");
+                all.corrupt += 1;
+                continue;
+            }
+        };
         let replay = (info.state == crate::reservation::KeyState::Done)
             .then(|| Expected::from(&store.reserve(&key, info.fingerprint)));
         let shown = Shown { known: Known::from(&info), replay };
-        let twice = all.insert((key.scope().to_vec(), key.id().to_vec()), shown);
-        assert!(twice.is_none(), "a key is listed once");
+        let twice = all.keys.insert((key.scope().to_vec(), key.id().to_vec()), shown);
+        all.twice += u64::from(twice.is_some());
     }
     all
 }

@@ -96,6 +96,8 @@ pub struct Model {
     expired_at_opening: u64,
     /// What counts as durable may turn out not to be.
     expects_failures: bool,
+    /// The largest token before the call that was lost.
+    token_before: u64,
 }
 
 /// The model's shadow of a guard: whoever owns a key.
@@ -193,6 +195,7 @@ impl Model {
             stats: Stats::default(),
             expired_at_opening: 0,
             expects_failures: false,
+            token_before: 0,
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Shown, open, shown};
+use super::{Name, Shown, open, shown};
 use crate::key::{Fingerprint, Key};
 use crate::options::{AppendMode, Durability, OnInterrupted, Options, ReserveOptions};
 use crate::reservation::{Interrupted, Reservation};
@@ -54,7 +54,7 @@ pub(super) struct Base {
     /// How long after the beginning that was.
     pub(super) passed: Duration,
     /// All that an opening may say of a key, whatever it has lost of the log. Of others it knows nothing.
-    pub(super) known: BTreeMap<(Vec<u8>, Vec<u8>), Vec<Shown>>,
+    pub(super) known: BTreeMap<Name, Vec<Shown>>,
 }
 
 impl Base {
@@ -259,7 +259,7 @@ impl Workload {
         let mut known: BTreeMap<_, Vec<Shown>> = BTreeMap::new();
         for moment in &moments {
             let store = open(&moment.kill(), &clock(self.passed), 1_000).expect("a moment of a sound store opens");
-            for (key, shown) in shown(&store) {
+            for (key, shown) in shown(&store).keys {
                 let all = known.entry(key).or_default();
                 if !all.contains(&shown) {
                     all.push(shown);

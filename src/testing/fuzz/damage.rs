@@ -7,7 +7,7 @@ use super::input::Input;
 use super::{mixed, repair};
 use crate::format;
 use crate::recovery::STORE_FILE;
-use crate::segment;
+use crate::{hint, segment};
 
 /// As much is done to one directory at most.
 const EDITS_MAX: usize = 16;
@@ -53,6 +53,8 @@ const HEADER_FIELDS: [Field; 16] = [
     (136, 8),
 ];
 
+const HINT_FIELDS: [Field; 9] = [(8, 1), (12, 1), (32, 8), (40, 8), (48, 8), (56, 8), (80, 8), (88, 6), (94, 4)];
+
 const RECORD_FIELDS: [Field; 17] = [
     (4, 3),
     (7, 1),
@@ -97,7 +99,7 @@ impl<'a> Damage<'a> {
     }
 
     fn edit(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 20 {
+        match input.u8() % 22 {
             0 => self.overwrite(input),
             1 => self.flip(input),
             2 => self.cut(input),
@@ -114,6 +116,7 @@ impl<'a> Damage<'a> {
             14 | 15 => self.set_header_field(input),
             16 | 17 => self.set_record_field(input),
             18 => self.put_record(input),
+            19 | 20 => self.set_hint_field(input),
             _ => self.tear(input),
         }
     }
@@ -316,6 +319,15 @@ impl<'a> Damage<'a> {
             let value = self.files.get(&name).and_then(|bytes| bytes.get(at..at + len)).unwrap_or_default().to_vec();
             self.write(&name, format::BLOCK + at, &value);
         }
+    }
+
+    /// Sets a field of a hint's head, or of one of its first entries.
+    fn set_hint_field(&mut self, input: &mut Input<'_>) {
+        let hints: Vec<_> = self.files.keys().filter(|name| hint::file_index(name).is_some()).collect();
+        let Some(name) = hints.get(input.index(hints.len())).copied().cloned() else { return };
+        let field = HINT_FIELDS.get(input.index(HINT_FIELDS.len())).copied().unwrap_or_default();
+        let entry = if field.0 < format::HINT_HEAD_BYTES { 0 } else { input.index(16) };
+        self.set(&name, entry * format::HINT_ENTRY_BYTES, field, input);
     }
 
     fn set_record_field(&mut self, input: &mut Input<'_>) {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::base::Files;
 use crate::format::{self, Draft, Record, Role, SegmentHeader, verify};
-use crate::segment;
 use crate::testing::decoders::{repair_block, repair_record};
+use crate::{hint, segment};
 
 /// Where the commit word of a record tells its kind and length, and where its head ends.
 const WORD: Range<usize> = 4..8;
@@ -17,37 +17,43 @@ pub(super) struct Repair {
     pub(super) headers: bool,
     pub(super) records: bool,
     pub(super) seals: bool,
+    pub(super) hints: bool,
 }
 
 impl Repair {
     /// Makes them hold in all files.
     pub(super) fn apply(self, files: &mut Files) {
         for (name, bytes) in files.iter_mut() {
-            if segment::file_index(name).is_none() {
+            if self.hints && hint::file_index(name).is_some() {
+                repair_hint(bytes);
+            } else if segment::file_index(name).is_none() {
                 if self.store_file
                     && let Some(block) = bytes.get_mut(..format::STORE_FILE_BYTES)
                 {
                     repair_block(block);
                 }
-                continue;
-            }
-            if self.headers {
-                for copy in 0..2 {
-                    let block =
-                        bytes.get_mut(copy * format::BLOCK..).and_then(|rest| rest.get_mut(..format::HEADER_BYTES));
-                    if let Some(block) = block.filter(|block| block.iter().any(|byte| *byte != 0)) {
-                        repair_block(block);
-                    }
-                }
-            }
-            if self.records
-                && let Some(header) = header(bytes)
-            {
-                repair_records(bytes, &header);
+            } else {
+                self.apply_to_segment(bytes);
             }
         }
         if self.seals {
             repair_seals(files);
+        }
+    }
+
+    fn apply_to_segment(self, bytes: &mut [u8]) {
+        if self.headers {
+            for copy in 0..2 {
+                let block = bytes.get_mut(copy * format::BLOCK..).and_then(|rest| rest.get_mut(..format::HEADER_BYTES));
+                if let Some(block) = block.filter(|block| block.iter().any(|byte| *byte != 0)) {
+                    repair_block(block);
+                }
+            }
+        }
+        if self.records
+            && let Some(header) = header(bytes)
+        {
+            repair_records(bytes, &header);
         }
     }
 }
@@ -102,6 +108,14 @@ fn repair_records(bytes: &mut [u8], header: &SegmentHeader) {
         }
         at += verify(here, header.salt, lsn).map_or(format::UNIT_BYTES, |seen| seen.len);
     }
+}
+
+fn repair_hint(bytes: &mut [u8]) {
+    let mut digest = [0; 16];
+    let Some((head, entries)) = bytes.split_at_mut_checked(format::HINT_HEAD_BYTES) else { return };
+    let Some((covered, place)) = head.split_last_chunk_mut::<16>() else { return };
+    blake3::Hasher::new().update(covered).update(entries).finalize_xof().fill(&mut digest);
+    *place = digest;
 }
 
 fn looks_like_a_record(bytes: &[u8]) -> bool {

@@ -20,12 +20,13 @@ impl Model {
     pub fn lose_call(&mut self, before: &Self) {
         self.tick();
         self.durable = self.durable.min(before.durable);
+        self.token_before = before.token_max;
         self.crash();
     }
 
     /// Tells which tokens a store shows that nobody was told: those of reserves that failed.
     pub fn learn_lost(&mut self, shown: &[(Key, Option<KeyInfo>)]) {
-        let given = self.token_max;
+        let given = self.token_before;
         let lost = |(key, info): &(Key, Option<KeyInfo>)| Some((key.clone(), info.as_ref()?.token));
         for (key, token) in shown.iter().filter_map(lost).filter(|(_, token)| token.to_u64() > given) {
             if let Some(history) = self.keys.get_mut(&key) {

@@ -109,7 +109,8 @@ impl Driver {
         let mut owned = Vec::new();
         for key in self.model.nameless() {
             let seen = self.store().peek(&key).map_err(|error| self.failed("peeking", &error))?;
-            owned.push((key.clone(), seen.ok_or_else(|| format!("{key:?} was not handed over"))?));
+            let Some(seen) = seen else { return Err(self.waits_for_room(&format!("{key:?}, handed over"))) };
+            owned.push((key, seen));
         }
         owned.sort_by_key(|(_, seen)| seen.token);
         for (key, seen) in &owned {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use keyonce::testing::{Expected, Model, SimDisk};
+use keyonce::testing::{Model, SimDisk};
 use keyonce::{Error, ErrorKind, Health};
 
 use super::{Driver, Ground, KEYS, RESPONSE_BYTES_MAX, key};
@@ -50,11 +50,12 @@ impl Driver {
         self.faults.strained || self.has_failed()
     }
 
-    pub(super) fn waits_for_room(&mut self, expected: &Expected) -> String {
+    /// Nothing has happened yet that should have; a full disk explains it.
+    pub(super) fn waits_for_room(&mut self, expected: &impl std::fmt::Debug) -> String {
         if self.is_strained() {
             self.refused = Some(ErrorKind::Full { retry_after: RETRY });
         }
-        format!("it waits, and should be told {expected:?}")
+        format!("it waits, and should have come to {expected:?}")
     }
 
     fn disk(&self) -> Option<&SimDisk> {
@@ -141,8 +142,9 @@ impl Driver {
                 }
                 self.reopen_in_doubt(Some(&before)).map_err(|after| format!("{after}\nafter {why}"))
             }
-            (Ok(()), _) if is_poisoned => self.reopen_in_doubt(None),
-            (Ok(()), _) if self.faults.strained && !changes_nothing_when_refused(op) => self.reopen_in_doubt(None),
+            (Ok(()), _) if is_poisoned || self.faults.strained && !changes_nothing_when_refused(op) => {
+                self.reopen_in_doubt((!answers(op)).then_some(&before))
+            }
             (Ok(()), _) => Ok(()),
         }
     }
@@ -187,6 +189,20 @@ impl Driver {
         self.model.learn_lost(&shown);
         self.compare_opening(true)
     }
+}
+
+/// Whether somebody is told that it is done.
+fn answers(op: Op) -> bool {
+    !matches!(
+        op,
+        Op::Drop { .. }
+            | Op::Interrupt { .. }
+            | Op::GiveUp { .. }
+            | Op::DropHandle { .. }
+            | Op::AdvanceTo { .. }
+            | Op::Advance { .. }
+            | Op::Reopen(Reopen::DropStore, _)
+    )
 }
 
 /// Whether a refusal on a full disk has changed nothing, and leaves the caller with all it had.

@@ -123,8 +123,12 @@ impl Driver {
         for ((key, fingerprint, options, waits), answer) in batch.into_iter().zip(answers) {
             let expected = if waits {
                 Expected::Refused(ErrorKind::InvalidOptions)
-            } else if answer.is_err() && self.model.nameless().contains(&key) {
-                Expected::Held
+            } else if self.model.nameless().contains(&key) {
+                // It was reserved by an item that failed. No answer rests on that.
+                match answer {
+                    Err(_) | Ok(Reserve::TooOld(_)) => Expected::from(&answer),
+                    Ok(_) => Expected::Held,
+                }
             } else {
                 self.model.reserve(&key, fingerprint, &options)
             };
