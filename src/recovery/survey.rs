@@ -35,9 +35,10 @@ pub(super) struct Look {
     pub(super) entries: Option<Vec<Entry>>,
 }
 
-/// No segment of a sound log has a larger number, nor begins behind this LSN.
-const NUMBER_MAX: u64 = 1 << 56;
+/// No store comes to so many segments, so far, or so late: a header that says so was made up.
+const NUMBER_MAX: u64 = 1 << 48;
 const LSN_MAX: u64 = 1 << 62;
+const TIME_MS_MAX: u64 = format::MS_MAX / 2;
 
 /// So many entries are kept from looks at segments; what is beyond is read again.
 const ENTRIES_KEPT_MAX: usize = 1 << 20;
@@ -95,6 +96,11 @@ impl Survey {
         let mut buffer = Vec::new();
         survey.drop_void(&mut lives, store.run_number, &mut buffer)?;
         let rest = survey.link(lives)?;
+        let oldest = survey.chain.first().map_or(survey.newest_number, |link| link.header.number);
+        if survey.newest_number - oldest >= index::SEGMENT_SPAN_MAX {
+            let reason = format!("segments {oldest} and {} cannot belong to one store", survey.newest_number);
+            return Err(Error::corrupt(STORE_FILE, 0, &reason));
+        }
         survey.look_ahead(store.run_number, &mut buffer)?;
         survey.sort_out(&rest, store.run_number);
         if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
@@ -113,9 +119,8 @@ impl Survey {
                     let message = format!("{} belongs to another store", found.name);
                     return Err(Error::new(ErrorKind::ForeignDirectory, message));
                 }
-                // Beyond what any log comes to: no sum of positions overflows below this.
-                Some(header) if header.number > NUMBER_MAX || header.first_lsn > LSN_MAX => {
-                    return Err(Error::corrupt(&found.name, 0, "its header names an impossible position"));
+                Some(header) if !is_of_a_log(&header) => {
+                    return Err(Error::corrupt(&found.name, 0, "its header names a place that no log comes to"));
                 }
                 Some(header) => {
                     self.note_header(&found, &header);
@@ -226,6 +231,12 @@ impl Survey {
             self.chain.push(link);
         }
         self.chain.reverse();
+        for (before, link) in self.chain.iter().zip(self.chain.iter().skip(1)) {
+            if link.header.first_lsn < before.life.end_lsn() {
+                let reason = "its header names a place in the log that another segment has";
+                return Err(Error::corrupt(&link.life.name, 0, reason));
+            }
+        }
         Ok(lives)
     }
 
@@ -248,10 +259,18 @@ impl Survey {
             if let Some(seal) = look.scan.sealed.as_ref().filter(|_| *number <= run_number || *number < newest) {
                 self.synced_lsn = self.synced_lsn.max(seal.lsn);
             }
-            if let Some((_, time)) = look.scan.closed {
+            if let Some((_, time)) = look.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
                 self.note_time(*number, time);
             }
-            for (from, to) in look.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
+            let Some(seal) = &look.scan.sealed else { continue };
+            let Some(link) = self.chain.iter().find(|link| link.header.number == *number) else { continue };
+            let of_run = |other: &&Link| other.header.run_id == link.header.run_id;
+            let began_lsn = self.chain.iter().find(of_run).map_or(0, |first| first.header.first_lsn);
+            for (from, to) in &seal.replaced {
+                if *to > began_lsn {
+                    let reason = "it replaces what was written after it";
+                    return Err(Error::corrupt(&link.life.name, seal.lsn - link.header.first_lsn, reason));
+                }
                 self.replaced.add(*from, *to);
             }
         }
@@ -363,7 +382,8 @@ impl Survey {
             if let Some((lsn, next)) = link.scan.next {
                 let cut = self.replaced.contains(lsn) || self.replaced.contains(next.first_lsn);
                 let successor = self.chain.iter().find(|link| link.header.number == next.number);
-                let present = successor.is_some_and(|link| link.header.salt == next.salt);
+                let present = successor
+                    .is_some_and(|link| (link.header.salt, link.header.first_lsn) == (next.salt, next.first_lsn));
                 if !cut && !present {
                     let reason = format!("its successor, segment {}, is missing", next.number);
                     return Err(Error::corrupt(&link.life.name, lsn - link.header.first_lsn, &reason));
@@ -463,6 +483,15 @@ fn read_one(
     let reading = Reading::of(life, segment)?;
     table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
     Ok(reading.scan)
+}
+
+/// Whether a log can have come so far, in any measure.
+fn is_of_a_log(header: &SegmentHeader) -> bool {
+    header.number <= NUMBER_MAX
+        && header.first_lsn <= LSN_MAX
+        && header.segment_bytes <= LSN_MAX
+        && header.synced_lsn <= header.first_lsn
+        && header.time.store_ms <= TIME_MS_MAX
 }
 
 /// The file of a segment that no longer counts.
