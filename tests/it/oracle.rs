@@ -263,14 +263,17 @@ pub(crate) struct Oracle {
     token_floor: u64,
     /// What the store may know of the time before the first call.
     marks: Vec<Hands>,
+    /// As late as store time ever was before the first call: a wall clock that is set back can take it back over a
+    /// restart, but not what was written meanwhile.
+    latest_ms: u64,
 }
 
 impl Oracle {
     /// Of clients that have asked for nothing yet; `fates` is what is true of each key, and durable.
     pub(crate) fn new(fates: impl IntoIterator<Item = Arc<Fate>>, token_floor: u64) -> Self {
         let facts = fates.into_iter().map(|fate| vec![Fact { call: 0, fate, sure: true }]).collect();
-        let (promises, calls, tokens, marks) = Default::default();
-        Self { facts, promises, calls, tokens, token_floor, marks }
+        let (promises, calls, tokens, marks, latest_ms) = Default::default();
+        Self { facts, promises, calls, tokens, token_floor, marks, latest_ms }
     }
 
     pub(crate) fn keys(&self) -> usize {
@@ -423,8 +426,14 @@ impl Oracle {
             token_max: told.max().unwrap_or(0).max(self.token_floor),
             clock,
             now_ms,
-            crashed_ms: instant.hands.store_ms,
+            crashed_ms: self.latest_at(instant),
         }
+    }
+
+    /// As late as store time ever was by `instant`.
+    fn latest_at(&self, instant: Instant) -> u64 {
+        let ended = self.calls.iter().take(instant.ended).map(|call| call.after.store_ms);
+        ended.chain([self.latest_ms, instant.hands.store_ms]).max().unwrap_or(0)
     }
 
     /// What the store may know of the time after a crash at `instant`: all since the last opening.
@@ -455,7 +464,8 @@ impl Oracle {
         let wall_ms = expected.clock.wall_ms();
         let mut marks = self.marks_at(instant);
         marks.retain(|mark| mark.store_ms_after_boot(wall_ms) == now_ms);
-        Self { facts, marks, ..Self::new([], self.token_max()) }
+        let latest_ms = expected.crashed_ms.max(now_ms);
+        Self { facts, marks, latest_ms, ..Self::new([], self.token_max()) }
     }
 }
 
@@ -475,7 +485,7 @@ pub(crate) struct Expected {
     pub(crate) clock: ManualClock,
     /// What store time may be.
     now_ms: Vec<u64>,
-    /// What it was before the crash.
+    /// As late as it ever was before the crash.
     crashed_ms: u64,
 }
 
