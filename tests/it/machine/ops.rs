@@ -318,12 +318,16 @@ fn response_bytes(input: &mut Input<'_>) -> usize {
     }
 }
 
+/// As long as notes are that make segments roll. Of longer ones two may not fit what is left of a segment, and a hand-over
+/// that comes by itself then waits until its waiter asks.
+const LARGE_NOTE_BYTES: usize = 40 << 10;
+
 /// Notes are large now and then, so that segments roll.
 fn note_bytes(input: &mut Input<'_>) -> usize {
     match input.u8() {
         bytes @ 0..160 => bytes.into(),
-        160..250 => NOTE_BYTES_MAX,
-        bytes => NOTE_BYTES_MAX + 251 - usize::from(bytes),
+        160..250 => LARGE_NOTE_BYTES,
+        _ => NOTE_BYTES_MAX + 1,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use keyonce::testing::{Expected, Owner};
-use keyonce::{Fingerprint, Key, OnDrop, Reservation, Reserve, ReserveOptions};
+use keyonce::{Fingerprint, Key, KeyState, OnDrop, Reservation, Reserve, ReserveOptions};
 
 use super::{Driver, HELD_MAX, KEYS, WINDOW_MS, agree, fingerprint, key};
 use crate::machine::{Op, With};
@@ -109,7 +109,9 @@ impl Driver {
         let mut owned = Vec::new();
         for key in self.model.nameless() {
             let seen = self.store().peek(&key).map_err(|error| self.failed("peeking", &error))?;
-            let Some(seen) = seen else { return Err(self.waits_for_room(&format!("{key:?}, handed over"))) };
+            let Some(seen) = seen.filter(|seen| seen.state == KeyState::InFlight) else {
+                return Err(self.waits_for_room(&format!("{key:?}, handed over")));
+            };
             owned.push((key, seen));
         }
         owned.sort_by_key(|(_, seen)| seen.token);
