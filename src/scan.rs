@@ -74,7 +74,7 @@ impl<'a> Reading<'a> {
         }
         let bytes = usize::try_from(life.bytes.min(life.data.len())).map_err(|_| too_long())?;
         if buffer.len() < bytes {
-            buffer.resize(bytes, 0);
+            *buffer = vec![0; bytes];
         }
         let into = buffer.get_mut(..bytes).expect("the buffer was made long enough");
         let read = life.data.read_at(0, into).map_err(|error| Error::io(format!("reading {}", life.name), error))?;
