@@ -118,6 +118,10 @@ pub(crate) fn open(
         hint::remove_orphans(&*storage, &names);
         Ok(opened)
     } else {
+        // Only a store that has worked leaves hints.
+        if let Some(name) = names.iter().find(|name| hint::file_index(name).is_some()) {
+            return Err(Error::corrupt(STORE_FILE, 0, &format!("it is missing beside {name}")));
+        }
         create(storage, entropy, options, files, shard_count)
     }
 }

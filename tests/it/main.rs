@@ -30,6 +30,7 @@ mod lock;
 mod machine;
 mod measured;
 mod network;
+mod odd;
 mod oracle;
 mod place;
 mod promises;
