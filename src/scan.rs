@@ -19,6 +19,8 @@ const _: () = assert!(format::STATE_BYTES >= GRANULE);
 pub(crate) struct Scan {
     /// How many records give a key a state.
     pub(crate) records: u64,
+    /// A hint says all this: nobody has read the segment.
+    pub(crate) hinted: bool,
     /// Where nothing verified, in the order of the log.
     pub(crate) holes: Vec<Hole>,
     /// The end of the segment: its LSN, and what it says.

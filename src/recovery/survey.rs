@@ -372,6 +372,12 @@ impl Survey {
         for link in &self.chain {
             self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
         }
+        // A hint passes over damage. What is going to be copied, and given up, is judged by its bytes.
+        let cut_lsn = self.cut_lsn();
+        let mut buffer = Vec::new();
+        for link in self.chain.iter_mut().filter(|link| link.scan.hinted && link.life.end_lsn() > cut_lsn) {
+            link.scan = Reading::of(&link.life, &mut buffer)?.scan;
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod corners;
 mod damage;
 mod directory;
 mod docs;
+mod enemy;
 mod examine;
 mod examples;
 mod faults;
