@@ -75,8 +75,8 @@ impl RecoveryCases {
     /// # Panics
     ///
     /// If opening panics, or takes more memory than a few times what the files hold; if the same bytes open in two
-    /// ways; if a refused directory has changed; if a key of an opened store cannot be asked for, is another one after the
-    /// next opening, or was never as it is shown (when no check was made to hold); if a token comes twice.
+    /// ways; if a refused directory has changed; if a key of an opened store cannot be asked for, is another one after
+    /// the next opening, or was never as it is shown (when no check was made to hold); if a token comes twice.
     pub fn exercise(&self, bytes: &[u8], peak_bytes: impl FnOnce(&mut dyn FnMut()) -> u64) {
         let mut input = Input::new(bytes);
         let Some(base) = self.bases.get(input.index(self.bases.len())) else { return };
