@@ -223,7 +223,7 @@ impl Storage for FileStorage {
 
     fn read(&self, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
         let file = self.open_file(name, OFlags::RDONLY)?;
-        let expected = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX).min(bytes_max);
+        let expected = usize::try_from(retried(|| file.metadata())?.len()).unwrap_or(usize::MAX).min(bytes_max);
         let mut bytes = Vec::with_capacity(expected.saturating_add(1));
         file.take((bytes_max as u64).saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() > bytes_max {
