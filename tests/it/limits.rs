@@ -132,9 +132,10 @@ fn descriptors_and_mappings_stay_flat_while_the_ring_turns() {
         }
         // The helper gives up what is over some time later, so a turn may have a few of the last one's.
         let (files, files_at_first) = (fs::read_dir(&dir).unwrap().count(), most[..4].iter().max().unwrap());
-        let later = most[4..].iter().max().unwrap();
+        // What leaks is there in every later turn; what waits for the helper is gone in some.
+        let later = most[TURNS - 8..].iter().min().unwrap();
         tell(&format!("{mode:?}: {files} files after {TURNS} turns, descriptors and mappings by turn: {most:?}"));
-        assert!(later.0 <= files_at_first.0 + 20 && later.1 <= files_at_first.1 + 20, "{most:?}");
+        assert!(later.0 <= files_at_first.0 + 4 && later.1 <= files_at_first.1 + 4, "{most:?}");
         // A descriptor for each segment, the directory and the lock; a mapping for each segment.
         let segments = usize::try_from(store.stats().segments).unwrap();
         let now = held(&dir);
