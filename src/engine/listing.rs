@@ -140,7 +140,10 @@ impl Engine {
             if let Some(keys) = self.keys_at(&addresses, wanted) {
                 return Ok(keys);
             }
-            drop(kept);
+            if kept.is_some() {
+                // While the lock is held no segment goes: what the index names never came from this log.
+                return Err(Error::corrupt("the index", 0, "it names a segment that is not alive"));
+            }
             tries += 1;
         }
     }
