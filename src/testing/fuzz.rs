@@ -17,6 +17,7 @@ use super::model::{Expected, Known};
 use super::{ManualClock, SimDisk};
 use crate::error::{Error, ErrorKind};
 use crate::key::{Fingerprint, Key};
+use crate::recovery::STORE_FILE;
 use crate::store::{Reserve, Store};
 use crate::{hint, segment};
 
@@ -158,6 +159,10 @@ impl Opened<'_> {
         let Self { base, files, disk, store } = self;
         let shown_first = shown(&store);
         assert!(forges_hints || shown_first.twice == 0, "a key is listed once");
+        if known.is_some() && log_of(files).eq(base.moments.last().into_iter().flat_map(log_of)) {
+            // A hint is a cache, and what is not ours is nothing.
+            same(&base.latest, &shown_first);
+        }
         if let Some(known) = known {
             for (key, shown) in &shown_first.keys {
                 let allowed = known.get(key).is_some_and(|all| all.contains(shown));
@@ -211,6 +216,11 @@ fn same(before: &AllShown, after: &AllShown) {
         assert!(one == other, "the next opening shows {key:?} as {:?}, not {:?}", known(other), known(one));
     }
     assert_eq!(before.corrupt, after.corrupt, "the next opening tells as many corrupt records");
+}
+
+/// The files on which it depends what an opening shows.
+fn log_of(files: &Files) -> impl Iterator<Item = (&String, &Vec<u8>)> {
+    files.iter().filter(|(name, _)| *name == STORE_FILE || segment::file_index(name).is_some())
 }
 
 /// A key that nobody has is reserved and completed; gives its token. A store may be full.

@@ -5,7 +5,7 @@
 //! ```text
 //! mkdir -p fuzz/found/recover
 //! RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none recover fuzz/found/recover fuzz/corpus/recover -- \
-//!     -max_total_time=900 -max_len=400 -len_control=0
+//!     -max_total_time=900 -max_len=400 -len_control=0 -timeout=60
 //! ```
 //!
 //! and `ops`, `decode` likewise. New inputs go to the first directory, which must exist. Of these

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Name, Shown, open, shown};
+use super::{AllShown, Name, Shown, open, shown};
 use crate::key::{Fingerprint, Key};
 use crate::options::{AppendMode, Durability, OnInterrupted, Options, ReserveOptions};
 use crate::reservation::{Interrupted, Reservation};
@@ -55,12 +55,19 @@ pub(super) struct Base {
     pub(super) passed: Duration,
     /// All that an opening may say of a key, whatever it has lost of the log. Of others it knows nothing.
     pub(super) known: BTreeMap<Name, Vec<Shown>>,
+    /// What an opening says when nothing was damaged.
+    pub(super) latest: AllShown,
 }
 
 impl Base {
     /// One store of each past, and an empty directory.
     pub(super) fn all() -> Vec<Self> {
-        let empty = Self { moments: vec![Files::new()], passed: Duration::ZERO, known: BTreeMap::new() };
+        let empty = Self {
+            moments: vec![Files::new()],
+            passed: Duration::ZERO,
+            known: BTreeMap::new(),
+            latest: AllShown::default(),
+        };
         let mut bases: Vec<Self> = (1..).zip(PASTS).map(|(seed, past)| Self::of(past, seed)).collect();
         bases.push(empty);
         bases
@@ -256,17 +263,19 @@ impl Workload {
         };
         let mut moments = std::mem::take(&mut self.moments);
         moments.push(disk);
-        let mut known: BTreeMap<_, Vec<Shown>> = BTreeMap::new();
+        let mut known: BTreeMap<Name, Vec<Shown>> = BTreeMap::new();
+        let mut latest = AllShown::default();
         for moment in &moments {
             let store = open(&moment.kill(), &clock(self.passed), 1_000).expect("a moment of a sound store opens");
-            for (key, shown) in shown(&store).keys {
-                let all = known.entry(key).or_default();
-                if !all.contains(&shown) {
-                    all.push(shown);
+            latest = shown(&store);
+            for (key, shown) in &latest.keys {
+                let all = known.entry(key.clone()).or_default();
+                if !all.contains(shown) {
+                    all.push(shown.clone());
                 }
             }
         }
-        Base { moments: moments.iter().map(files).collect(), passed: self.passed, known }
+        Base { moments: moments.iter().map(files).collect(), passed: self.passed, known, latest }
     }
 }
 
