@@ -127,7 +127,7 @@ fn threads_that_are_killed_are_answered_as_if_one_after_the_other() {
         }
     }
     tally.tell("threads that are killed");
-    tally.has_heard(&super::ALWAYS);
+    tally.has_heard(&super::ALWAYS.iter().copied().filter(|name| *name != "resolved").collect::<Vec<_>>());
     tally.has_heard(&["kill", "interrupted by a crash"]);
     assert!(tally.open_ends > 40, "{} calls that no answer came to prove nothing", tally.open_ends);
 }
