@@ -94,7 +94,8 @@ impl Commit {
     }
 
     /// Returns once everything below `lsn` is durable. `sync` makes durable more of what had been appended when it was
-    /// called, and says up to which LSN; it runs on this thread if nobody else is at it, and again if that was not enough.
+    /// called, and says up to which LSN; it runs on this thread if nobody else is at it, and again if that was not
+    /// enough.
     ///
     /// # Errors
     ///

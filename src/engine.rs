@@ -330,7 +330,7 @@ impl Engine {
         let mut after = Aftermath::default();
         self.refuse_forked()?;
         let mut shard = self.shard(hash).lock();
-        self.refuse_closed()?;
+        self.refuse_ended()?;
         let begun = self.step_in(&mut shard, hash, key, step, &mut after);
         drop(shard);
         self.see_to(after);
@@ -484,6 +484,11 @@ impl Engine {
 
     pub(crate) fn refuse_closed(&self) -> Result<(), Error> {
         self.refuse_forked()?;
+        self.refuse_ended()
+    }
+
+    /// [`Engine::refuse_closed`] for who has asked already which process this is.
+    fn refuse_ended(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
     }
 

@@ -1,32 +1,31 @@
-//! Hints: leaving them on the disk when a segment has ended, and opening by them. The format's head tells what they are.
+//! Hints: leaving them on the disk when a segment has ended, and opening by them. The format's head tells what they
+//! are.
 
 use crate::format::{self, Entry, HINT_ENTRY_BYTES, HINT_HEAD_BYTES, HintOf, Record};
-use crate::index;
 use crate::key::HashSeed;
+use crate::retention::SEGMENT_BYTES_MAX;
 use crate::scan::{Reading, Scan};
 use crate::segment::{self, Life};
 use crate::storage::Storage;
 
 const NAME_PREFIX: &str = "hint-";
-const NAME_SUFFIX: &str = ".keyonce";
 
 /// The longest hint in bytes: a segment of the shortest records alone.
-const BYTES_MAX: usize = HINT_HEAD_BYTES + HINT_ENTRY_BYTES * (index::OFFSET_END as usize / format::STATE_BYTES);
+const BYTES_MAX: u64 =
+    HINT_HEAD_BYTES as u64 + HINT_ENTRY_BYTES as u64 * (SEGMENT_BYTES_MAX / format::STATE_BYTES as u64);
 
 /// The name of the hint of segment file `index`.
-pub(crate) fn file_name(index: u32) -> String {
-    format!("{NAME_PREFIX}{index:08x}{NAME_SUFFIX}")
+fn file_name(index: u32) -> String {
+    segment::numbered(NAME_PREFIX, index)
 }
 
 /// The index in the name of a hint.
 pub(crate) fn file_index(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?;
-    let index = u32::from_str_radix(digits, 16).ok()?;
-    (file_name(index) == name).then_some(index)
+    segment::index_in(NAME_PREFIX, name)
 }
 
 /// The name of the hint of a segment file.
-pub(crate) fn name_beside(segment_name: &str) -> Option<String> {
+fn name_beside(segment_name: &str) -> Option<String> {
     segment::file_index(segment_name).map(file_name)
 }
 
@@ -64,7 +63,8 @@ pub(crate) fn leave(storage: &dyn Storage, store_id: [u8; 16], life: &Life, seed
 
 /// The bytes of the hint of a segment, whatever they are.
 pub(crate) fn read(storage: &dyn Storage, life: &Life) -> Option<Vec<u8>> {
-    storage.read(&name_beside(&life.name)?, BYTES_MAX).ok()
+    let bytes_max = usize::try_from(BYTES_MAX).ok()?;
+    storage.read(&name_beside(&life.name)?, bytes_max).ok()
 }
 
 /// What the hint of a segment says, in place of reading it. `None`: it cannot be believed.

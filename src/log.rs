@@ -29,13 +29,16 @@ use crate::hint;
 use crate::index::{self, Address};
 use crate::key::HashSeed;
 use crate::left::Whose;
-use crate::retention::SEGMENT_BYTES_STEP;
+use crate::retention::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_STEP};
 use crate::segment::{self, Life};
 use crate::storage::{Access, Segment, Storage};
 use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
 
 /// Room that every append leaves at the end of a segment.
 const END_ROOM: u64 = (format::NEXT_BYTES + format::CLOSED_BYTES) as u64;
+
+/// Every record of a segment can be told by an address.
+const _: () = assert!(SEGMENT_BYTES_MAX <= index::OFFSET_END as u64);
 
 /// Segment numbers of live segments span less than this, so that the index can tell a live one from a dead one.
 const LIVE_SPAN_MAX: u64 = index::SEGMENT_SPAN_MAX - 8;

@@ -6,8 +6,8 @@
 use crate::clock::TimeMark;
 use crate::error::Error;
 use crate::format::{self, Bad, Entry, Next, Record};
-use crate::index;
 use crate::key::HashSeed;
+use crate::retention::SEGMENT_BYTES_MAX;
 use crate::segment::Life;
 
 /// Two records start at least this far apart: the fixed part of one alone is longer.
@@ -71,7 +71,7 @@ impl<'a> Reading<'a> {
     /// `Io`; `Corrupt`, when the header tells of an impossible length.
     pub(crate) fn of(life: &'a Life, buffer: &'a mut Vec<u8>) -> Result<Self, Error> {
         let too_long = || Error::corrupt(&life.name, 0, "its header names an impossible length");
-        if life.bytes > index::OFFSET_END.into() {
+        if life.bytes > SEGMENT_BYTES_MAX {
             return Err(too_long());
         }
         let bytes = usize::try_from(life.bytes.min(life.data.len())).map_err(|_| too_long())?;

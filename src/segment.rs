@@ -17,14 +17,24 @@ const NAME_SUFFIX: &str = ".keyonce";
 
 /// The name of segment file `index`. Names say nothing of the order of segments; headers do.
 pub(crate) fn file_name(index: u32) -> String {
-    format!("{NAME_PREFIX}{index:08x}{NAME_SUFFIX}")
+    numbered(NAME_PREFIX, index)
 }
 
 /// The index in the name of a segment file of ours.
 pub(crate) fn file_index(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?;
+    index_in(NAME_PREFIX, name)
+}
+
+/// The name of a file of ours of which there are many.
+pub(crate) fn numbered(prefix: &str, index: u32) -> String {
+    format!("{prefix}{index:08x}{NAME_SUFFIX}")
+}
+
+/// The index in such a name.
+pub(crate) fn index_in(prefix: &str, name: &str) -> Option<u32> {
+    let digits = name.strip_prefix(prefix)?.strip_suffix(NAME_SUFFIX)?;
     let index = u32::from_str_radix(digits, 16).ok()?;
-    (file_name(index) == name).then_some(index)
+    (numbered(prefix, index) == name).then_some(index)
 }
 
 /// A segment in its present life.

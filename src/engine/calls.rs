@@ -126,7 +126,7 @@ impl Engine {
         let hash = key.hash(&self.seed);
         self.refuse_forked()?;
         let mut shard = self.shard(hash).lock();
-        self.refuse_closed()?;
+        self.refuse_ended()?;
         let live = self.log.live().read();
         let look = self.look(&live, &mut shard, hash, key, self.now_ms())?;
         let payload = match look.state {

@@ -78,8 +78,8 @@ impl Engine {
     fn carry_forward(&self, number: u64) -> Result<(), Error> {
         let oldest_live = self.log.oldest_live();
         for shard in &self.shards {
-            // An opening looks at each unfinished record itself: one that is known from a hint alone is finished, and past
-            // its use here. It is not read, so that its damage stops nothing.
+            // An opening looks at each unfinished record itself: one that is known from a hint alone is finished, and
+            // past its use here. It is not read, so that its damage stops nothing.
             let is_due = |record: &Candidate| record.address.segment == number && !record.hinted;
             let due: Vec<_> = shard.lock().index.candidates(oldest_live).filter(is_due).collect();
             for Candidate { address, .. } in due {

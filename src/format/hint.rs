@@ -1,7 +1,7 @@
 //! Hints: what an opening needs to know of a segment that ended, without reading it.
 
 use super::record::Kind;
-use super::{DATA_START, Fields, Fill, NEXT_BYTES, StateKind, UNIT_BYTES, VERSION};
+use super::{DATA_START, Fields, Fill, NEXT_BYTES, STATE_BYTES, StateKind, UNIT_BYTES, VERSION};
 
 const MAGIC: [u8; 8] = *b"KEYHINT\0";
 /// The size of a hint's head in bytes.
@@ -81,7 +81,7 @@ pub(crate) fn decode_hint<'a>(
     let mut last = DATA_START - 1;
     for bytes in entries {
         let offset = u64::from(entry(bytes)?.offset);
-        if offset <= last || offset >= end {
+        if offset <= last || offset + (STATE_BYTES + NEXT_BYTES) as u64 > end {
             return None;
         }
         last = offset;

@@ -10,7 +10,7 @@ use crate::hint;
 use crate::index::{self, IndexShard};
 use crate::key::HashSeed;
 use crate::log::{Live, Spare};
-use crate::retention::SEGMENT_BYTES_STEP;
+use crate::retention::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_STEP};
 use crate::scan::{Reading, Scan, Seal};
 use crate::segment::{Found, Life};
 use crate::stats::OpenReport;
@@ -29,7 +29,7 @@ pub(super) struct Link {
 
 /// What was read of a segment before its turn: its seal decides how others are read.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct ReadAhead {
     pub(super) scan: Scan,
     /// `None`: there were too many to keep.
     pub(super) entries: Option<Vec<Entry>>,
@@ -40,7 +40,7 @@ const NUMBER_MAX: u64 = 1 << 56;
 const LSN_MAX: u64 = 1 << 62;
 const TIME_MS_MAX: u64 = format::MS_MAX / 2;
 
-/// So many entries are kept from looks at segments; what is beyond is read again.
+/// So many entries are kept of what is read ahead; what is beyond is read again.
 const ENTRIES_KEPT_MAX: usize = 1 << 20;
 
 /// Everything that opening a store is decided upon.
@@ -49,7 +49,7 @@ pub(super) struct Survey {
     /// The live chain, oldest first.
     pub(super) chain: Vec<Link>,
     /// What was read already, by segment number.
-    pub(super) looks: BTreeMap<u64, Look>,
+    pub(super) ahead: BTreeMap<u64, ReadAhead>,
     pub(super) seed: HashSeed,
     /// Intervals of the log that a `Sealed` has replaced.
     pub(super) replaced: Intervals,
@@ -65,8 +65,8 @@ pub(super) struct Survey {
     pub(super) oldest_live: u64,
     /// The largest LSN that any header or record says was synced.
     pub(super) synced_lsn: u64,
-    /// The latest time that any header or end mark tells; where two tell the same, the one that was written later: it may
-    /// be of another boot, or another reading of the wall clock.
+    /// The latest time that any header or end mark tells; where two tell the same, the one that was written later: it
+    /// may be of another boot, or another reading of the wall clock.
     pub(super) time: Option<TimeMark>,
     time_number: u64,
     /// The newest segment of each run.
@@ -80,7 +80,7 @@ impl Survey {
         let lived = files.iter().filter(|found| found.header.is_some()).map(|found| found.index);
         let mut survey = Survey {
             chain: Vec::new(),
-            looks: BTreeMap::new(),
+            ahead: BTreeMap::new(),
             seed: HashSeed(store.hash_seed),
             replaced: Intervals::default(),
             spares: Vec::new(),
@@ -104,7 +104,7 @@ impl Survey {
             let reason = format!("segments {oldest} and {} cannot belong to one store", survey.newest_number);
             return Err(Error::corrupt(STORE_FILE, 0, &reason));
         }
-        survey.look_ahead(store.run_number, &mut buffer)?;
+        survey.read_ahead(store.run_number, &mut buffer)?;
         survey.sort_out(&rest, store.run_number);
         if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
             let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
@@ -168,11 +168,11 @@ impl Survey {
     }
 
     /// Reads a segment before its turn. Says where its records are.
-    fn look(&mut self, link: &Link, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Error> {
+    fn read_one_ahead(&mut self, link: &Link, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Error> {
         let reading = Reading::of(&link.life, buffer)?;
-        let kept: usize = self.looks.values().flat_map(|look| &look.entries).map(Vec::len).sum();
+        let kept: usize = self.ahead.values().flat_map(|early| &early.entries).map(Vec::len).sum();
         let entries = (kept + reading.states.len() <= ENTRIES_KEPT_MAX).then(|| reading.entries(&self.seed));
-        self.looks.insert(link.header.number, Look { scan: reading.scan, entries });
+        self.ahead.insert(link.header.number, ReadAhead { scan: reading.scan, entries });
         Ok(reading.states)
     }
 
@@ -188,13 +188,13 @@ impl Survey {
             let group = lives.split_off(lives.len() - count);
             let mut states = Vec::new();
             for link in &group {
-                states.push(self.look(link, buffer)?);
+                states.push(self.read_one_ahead(link, buffer)?);
             }
-            let looks: Vec<_> = group.iter().filter_map(|link| self.looks.get(&link.header.number)).collect();
+            let ahead: Vec<_> = group.iter().filter_map(|link| self.ahead.get(&link.header.number)).collect();
             // A seal that the store file names was durable. It need not find its copies any more: the oldest may have
             // been given up since.
             let published = group.iter().any(|link| link.header.number == run_number);
-            let seal = looks.iter().find_map(|look| look.scan.sealed.as_ref());
+            let seal = ahead.iter().find_map(|early| early.scan.sealed.as_ref());
             let parts = group.iter().map(|link| &*link.life).zip(&states);
             let whole = match seal {
                 None => false,
@@ -205,13 +205,13 @@ impl Survey {
                 return Ok(());
             }
             let first_lsn = group.first().map_or(0, |link| link.header.first_lsn);
-            let worked = looks.iter().any(|look| look.scan.synced_lsn > first_lsn || look.scan.closed.is_some());
+            let worked = ahead.iter().any(|early| early.scan.synced_lsn > first_lsn || early.scan.closed.is_some());
             if let (true, Some(first)) = (worked || published, group.first()) {
                 let reason = "the seal of the recovery that ended here is missing";
                 return Err(Error::corrupt(&first.life.name, format::DATA_START, reason));
             }
             for link in group {
-                self.looks.remove(&link.header.number);
+                self.ahead.remove(&link.header.number);
                 self.spares.extend(spare(&link.life.name, link.life.data.len()));
             }
         }
@@ -247,26 +247,26 @@ impl Survey {
 
     /// Reads what decides how the rest is read: the end of the log, which tells how far it was synced, and where each
     /// run began, which tells what it has replaced.
-    fn look_ahead(&mut self, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
+    fn read_ahead(&mut self, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
         let newest = self.chain.last().map(|link| link.header.number);
-        let ahead = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
-        for link in self.chain.iter().filter(ahead).cloned().collect::<Vec<_>>() {
-            if !self.looks.contains_key(&link.header.number) {
-                self.look(&link, buffer)?;
+        let decides = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
+        for link in self.chain.iter().filter(decides).cloned().collect::<Vec<_>>() {
+            if !self.ahead.contains_key(&link.header.number) {
+                self.read_one_ahead(&link, buffer)?;
             }
         }
         self.drop_unused(buffer)?;
         let newest = self.chain.last().map_or(0, |link| link.header.number);
-        let looks = std::mem::take(&mut self.looks);
-        for (number, look) in &looks {
-            self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
+        let ahead = std::mem::take(&mut self.ahead);
+        for (number, early) in &ahead {
+            self.synced_lsn = self.synced_lsn.max(early.scan.synced_lsn);
             let Some(link) = self.chain.iter().find(|link| link.header.number == *number).cloned() else { continue };
-            if let Some((_, time)) = look.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
+            if let Some((_, time)) = early.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
                 // The end mark of a run is later than every header that it wrote.
                 let newest_of_run = self.newest_of_run.get(&link.header.run_id).copied();
                 self.note_time(newest_of_run.unwrap_or(*number), time);
             }
-            let Some(seal) = &look.scan.sealed else { continue };
+            let Some(seal) = &early.scan.sealed else { continue };
             // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
             if *number <= run_number || *number < newest {
                 self.synced_lsn = self.synced_lsn.max(seal.lsn);
@@ -281,7 +281,7 @@ impl Survey {
                 self.replaced.add(*from, *to);
             }
         }
-        self.looks = looks;
+        self.ahead = ahead;
         Ok(())
     }
 
@@ -293,12 +293,12 @@ impl Survey {
         if last.header.role != Role::Rolled || !self.scan_of(number).is_some_and(Scan::is_empty) {
             return Ok(());
         }
-        if !self.looks.contains_key(&before.header.number) {
-            self.look(&before, buffer)?;
+        if !self.ahead.contains_key(&before.header.number) {
+            self.read_one_ahead(&before, buffer)?;
         }
         let next = self.scan_of(before.header.number).and_then(|scan| scan.next);
         if next.is_none_or(|(_, next)| next.number != number) {
-            self.looks.remove(&number);
+            self.ahead.remove(&number);
             self.spares.extend(spare(&last.life.name, last.life.data.len()));
             self.chain.pop();
         }
@@ -306,15 +306,15 @@ impl Survey {
     }
 
     fn scan_of(&self, number: u64) -> Option<&Scan> {
-        self.looks.get(&number).map(|look| &look.scan)
+        self.ahead.get(&number).map(|early| &early.scan)
     }
 
     /// Says of the segments outside of the chain when their files can be used again.
     fn sort_out(&mut self, rest: &[Link], run_number: u64) {
         // The store file names a run only once its seal is durable, and with it what that run gave up. What a later
         // seal gave up waits.
-        let later_seal = |(number, look): (&u64, &Look)| *number > run_number && look.scan.sealed.is_some();
-        let durable = !self.looks.iter().any(later_seal);
+        let later_seal = |(number, early): (&u64, &ReadAhead)| *number > run_number && early.scan.sealed.is_some();
+        let durable = !self.ahead.iter().any(later_seal);
         for Link { life, header, .. } in rest {
             let at_once = durable && header.number < run_number;
             let spares = if at_once { &mut self.spares } else { &mut self.spares_late };
@@ -334,25 +334,25 @@ impl Survey {
         Table::new(shards, self.seed, live, oldest_live, now_ms)
     }
 
-    /// Reads every segment that was not read yet, or its hint, and puts all records into `table`: on several threads, if
-    /// there is much to read. The hint of a segment counts only below what is known to be synced: there the segment was
+    /// Reads every segment that was not read yet, or its hint, and puts all records into `table`: on several threads,
+    /// if there is much to read. The hint of a segment counts only below what is known to be synced: there the segment was
     /// on the disk once, whatever became of its hint.
     pub(super) fn read(&mut self, table: &Table, reader: &Reader<'_>) -> Result<(), Error> {
         let (replaced, synced_lsn) = (&self.replaced, self.synced_lsn);
-        let mut looks = std::mem::take(&mut self.looks);
+        let mut ahead = std::mem::take(&mut self.ahead);
         let threads = reader.threads(self.bytes()).min(self.chain.len());
         // The newest first: of a key that was written again and again, the first to come is then the latest.
         let turns = self.chain.iter_mut().rev().map(|link| {
-            let look = looks.remove(&link.header.number);
-            (link, look)
+            let early = ahead.remove(&link.header.number);
+            (link, early)
         });
         let turns: Mutex<Vec<_>> = Mutex::new(turns.rev().collect());
         let read_all = || -> Result<(), Error> {
             let mut buffers = Buffers::default();
             loop {
-                let Some((link, look)) = turns.lock().pop() else { return Ok(()) };
+                let Some((link, early)) = turns.lock().pop() else { return Ok(()) };
                 let may_be_hinted = link.life.end_lsn() <= synced_lsn;
-                link.scan = read_one(&link.life, look, may_be_hinted, table, replaced, reader, &mut buffers)?;
+                link.scan = read_one(&link.life, early, may_be_hinted, table, replaced, reader, &mut buffers)?;
                 reader.tell(link.life.bytes)?;
             }
         };
@@ -477,23 +477,23 @@ struct Buffers {
 /// What one segment comes to: by what was read of it already, by its hint, or by reading it.
 fn read_one(
     life: &Life,
-    look: Option<Look>,
+    early: Option<ReadAhead>,
     may_be_hinted: bool,
     table: &Table,
     replaced: &Intervals,
     reader: &Reader<'_>,
     Buffers { segment, entries: sorted }: &mut Buffers,
 ) -> Result<Scan, Error> {
-    let (look, entries) = look.map_or((None, None), |look| (Some(look.scan), look.entries));
+    let (early, entries) = early.map_or((None, None), |early| (Some(early.scan), early.entries));
     if let Some(entries) = entries {
         table.apply(life, entries.into_iter(), false, replaced, sorted)?;
-        return Ok(look.unwrap_or_default());
+        return Ok(early.unwrap_or_default());
     }
     let hint = if may_be_hinted { hint::read(reader.storage, life) } else { None };
     if let Some((scan, entries)) = hint.as_ref().and_then(|bytes| hint::of(bytes, reader.store_id, life)) {
         table.apply(life, entries, true, replaced, sorted)?;
         reader.hints.fetch_add(1, Ordering::Relaxed);
-        return Ok(look.unwrap_or(scan));
+        return Ok(early.unwrap_or(scan));
     }
     let reading = Reading::of(life, segment)?;
     table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
@@ -511,12 +511,12 @@ fn is_of_a_log(header: &SegmentHeader) -> bool {
 
 /// The file of a segment that no longer counts.
 fn spare(name: &str, bytes: u64) -> Option<Spare> {
-    let fits =
-        bytes > format::DATA_START && bytes <= index::OFFSET_END.into() && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
+    let fits = bytes > format::DATA_START && bytes <= SEGMENT_BYTES_MAX && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
     fits.then(|| Spare { name: name.to_owned(), bytes })
 }
 
-/// Whether the segments of one recovery, with the offsets of their records, hold all the copies that its `Sealed` counts.
+/// Whether the segments of one recovery, with the offsets of their records, hold all the copies that its `Sealed`
+/// counts.
 fn is_whole<'a>(seal: &Seal, group: impl Iterator<Item = (&'a Life, &'a Vec<u32>)>) -> Result<bool, Error> {
     let mut count = 0;
     let mut copies = Copies::default();

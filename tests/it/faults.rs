@@ -250,6 +250,7 @@ fn fails_and_heals(
     let (disk, ended, steps, reads) = run(None);
     ended.unwrap();
     let healthy = Healthy::since(&disk, (steps, reads));
+    let mut told_of = BTreeSet::new();
     for (fault, error) in healthy.steps().chain(healthy.looks()).flat_map(|fault| ERRORS.map(|error| (fault, error))) {
         let (disk, ended, ..) = run(Some((fault, error)));
         let (what, struck) = (healthy.describe(fault), healthy.struck(fault));
@@ -257,7 +258,10 @@ fn fails_and_heals(
             Ok(_) => {
                 assert!(struck == Struck::Comfort || may_be_of_a_hint(&what), "{what} failed, and nobody was told")
             }
-            Err(told) => assert!(is_rightly_told(&told, struck, error), "{what}: {told:?}"),
+            Err(told) => {
+                assert!(is_rightly_told(&told, struck, error), "{what}: {told:?}");
+                told_of.insert(sort(&what));
+            }
         }
         for disk in std::iter::once(disk.kill()).chain(disk.images(4)) {
             if let Err(why) = caught(|| look(&disk)) {
@@ -265,6 +269,10 @@ fn fails_and_heals(
             }
         }
         met.insert((sort(&what), error));
+    }
+    // Not every failing read was one of a hint.
+    for look in healthy.looks.iter().filter(|look| matches!(look, Look::ReadFile | Look::ReadSegment)) {
+        assert!(told_of.contains(&format!("{look:?}")), "no {look:?} that failed was told");
     }
     met
 }

@@ -189,6 +189,9 @@ struct Ledger {
     /// Acts that had happened although the child died before it was told.
     in_doubt: u64,
     lost: Vec<String>,
+    /// Drops that were told and that the log knows of, and those that it does not.
+    drops_said: u64,
+    drops_unsaid: u64,
 }
 
 impl Ledger {
@@ -238,6 +241,10 @@ impl Ledger {
         for (id, known) in &mut self.keys {
             match found(store, id, known) {
                 Ok((now, further)) => {
+                    if known.dropped && now.token == known.token {
+                        let told = if now.dropped { &mut self.drops_said } else { &mut self.drops_unsaid };
+                        *told += 1;
+                    }
                     *known = now;
                     self.in_doubt += u64::from(further);
                 }
@@ -271,8 +278,8 @@ fn found(store: &Store, id: &str, known: &Known) -> Result<(Known, bool), String
             if !next && (token, attempt) != (known.token, known.attempt) {
                 return Err(format!("interrupted with token {token} at attempt {attempt}"));
             }
-            // A drop is told after the fact: one that was not told may have happened. One that met a full segment waits in
-            // memory until the next is ready, and a kill takes it along.
+            // A drop is told after the fact: one that was not told may have happened. One that met a full segment waits
+            // in memory until the next is ready, and a kill takes it along: few do.
             if ![Cause::Crash, Cause::Dropped].contains(&stop.cause()) {
                 return Err(format!("interrupted by {:?}", stop.cause()));
             }
@@ -364,6 +371,7 @@ fn loop_at(level: Durability) -> Ledger {
             let mut looked = ledger.clone();
             looked.check(&store);
             (ledger.lost, ledger.in_doubt) = (looked.lost, looked.in_doubt);
+            (ledger.drops_said, ledger.drops_unsaid) = (looked.drops_said, looked.drops_unsaid);
             drop(store);
             std::fs::remove_dir_all(looked_at).unwrap();
         }
@@ -378,6 +386,8 @@ fn loop_at(level: Durability) -> Ledger {
         ledger.keys.len(),
         torn,
     ));
+    let (said, unsaid) = (ledger.drops_said, ledger.drops_unsaid);
+    assert!(said > 0 && unsaid * 10 <= said, "of the drops that were told, {said} were in the log, {unsaid} were not");
     assert!(ledger.acknowledged >= ACKNOWLEDGED_MIN, "{} acknowledgements prove nothing", ledger.acknowledged);
     ledger
 }
