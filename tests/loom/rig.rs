@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, SimDisk, Step, Storage};
+use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step, Storage};
 use keyonce::{
     Body, Durability, Error, Fingerprint, Key, KeyState, Options, Reserve, ReserveOptions, Retention, Store,
 };
@@ -101,6 +101,31 @@ pub(crate) fn let_others_in_at_syncs(disk: &SimDisk) {
             door.load(loom::sync::atomic::Ordering::Relaxed);
         }
     });
+}
+
+/// The same, and the first of these syncs fails; a second would say "ok", as on ext4.
+pub(crate) fn fail_the_first_sync(disk: &SimDisk) {
+    let door = loom::sync::atomic::AtomicUsize::new(0);
+    let failed = AtomicU64::new(0);
+    let failing = disk.clone();
+    disk.on_step(move |step| {
+        if step == Step::Sync {
+            door.load(loom::sync::atomic::Ordering::Relaxed);
+            if failed.fetch_add(1, Ordering::Relaxed) == 0 {
+                failing.fail_at(failing.steps(), EIO);
+            }
+        }
+    });
+}
+
+/// A thread's work: it reserves a key, and notes what it is told.
+pub(crate) fn asking(store: &Store, disk: &SimDisk, book: &Book, id: &'static str) -> impl Fn() -> Reserve + use<> {
+    let (store, disk, book) = (store.clone(), disk.clone(), book.clone());
+    move || {
+        let answer = reserve(&store, id).expect("nothing fails here");
+        note_answer(&book, &disk, id, &answer);
+        answer
+    }
 }
 
 /// What somebody was told about a key, which holds after any crash from then on.

@@ -8,8 +8,8 @@ use keyonce::{Completion, Durability, KeyState, Reservation, Reserve, ReserveOpt
 use loom::thread;
 
 use crate::rig::{
-    Book, LEASE, RESPONSE, SEGMENT_BYTES, Told, WAIT, explore, is_replay, key, let_others_in_at_syncs, note_answer,
-    open, request, reserve,
+    Book, LEASE, RESPONSE, SEGMENT_BYTES, Told, WAIT, asking, explore, is_replay, key, let_others_in_at_syncs, open,
+    request, reserve,
 };
 
 /// Where the first record of a segment stands.
@@ -60,14 +60,7 @@ fn what_is_told_while_the_log_rolls_survives_a_power_loss() {
             at += bytes;
         }
         let_others_in_at_syncs(&disk);
-        let ask = |id: &'static str| {
-            let (store, disk, book) = (store.clone(), disk.clone(), noted.clone());
-            move || {
-                let answer = reserve(&store, id).expect("nothing fails here");
-                note_answer(&book, &disk, id, &answer);
-                answer
-            }
-        };
+        let ask = |id| asking(&store, &disk, &noted, id);
         let other = thread::spawn(ask("a"));
         let answers = [ask("b")(), other.join().expect("the thread ended well")];
         let mut tokens: Vec<_> = answers

@@ -1,14 +1,12 @@
 //! Tasks: threads of the model that sleep until their waker is called, and futures that are dropped.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use keyonce::testing::{EIO, Step};
 use keyonce::{Completion, Durability, Error, ErrorKind, Reserve, Store};
 use loom::thread;
 
 use crate::rig::{
-    Book, RESPONSE, block_on, explore, explore_with_at_most, fresh_store, is_replay, key, let_others_in_at_syncs,
-    note_answer, nothing_is_left, poll_once, request, reserve, reserve_fresh, reserve_waiting, waiting,
+    Book, RESPONSE, block_on, explore, explore_with_at_most, fail_the_first_sync, fresh_store, is_replay, key,
+    let_others_in_at_syncs, note_answer, nothing_is_left, poll_once, request, reserve, reserve_fresh, reserve_waiting,
+    waiting,
 };
 
 #[test]
@@ -150,17 +148,7 @@ fn what_a_thread_and_two_tasks_are_told_survives_a_power_loss() {
 fn after_a_failed_sync_tasks_get_an_error_and_nobody_hangs() {
     explore_with_at_most(2, "a thread and two tasks against a failing sync", || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
-        let door = loom::sync::atomic::AtomicUsize::new(0);
-        let failed = AtomicU64::new(0);
-        let failing = disk.clone();
-        disk.on_step(move |step| {
-            if step == Step::Sync {
-                door.load(loom::sync::atomic::Ordering::Relaxed);
-                if failed.fetch_add(1, Ordering::Relaxed) == 0 {
-                    failing.fail_at(failing.steps(), EIO);
-                }
-            }
-        });
+        fail_the_first_sync(&disk);
         let ask = |id: &'static str| {
             let store = store.clone();
             move || block_on(store.reserve_async(&key(id), request())).map(|answer| panic!("told {answer:?}"))

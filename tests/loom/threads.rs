@@ -1,15 +1,14 @@
 //! Threads that reserve, wait, end, take over and close.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use keyonce::testing::{EIO, ManualClock, SimDisk, Step};
+use keyonce::testing::{ManualClock, SimDisk};
 use keyonce::{Completion, Durability, Error, ErrorKind, Reserve, Store};
 use loom::thread;
 
 use crate::rig::{
-    Book, LEASE, RESPONSE, Told, explore, fresh_store, is_replay, let_others_in_at_syncs, note_answer, open, reserve,
-    reserve_fresh, reserve_waiting,
+    Book, LEASE, RESPONSE, Told, asking, explore, fail_the_first_sync, fresh_store, is_replay, let_others_in_at_syncs,
+    note_answer, open, reserve, reserve_fresh, reserve_waiting,
 };
 
 #[test]
@@ -36,14 +35,7 @@ fn what_three_threads_are_told_about_two_keys_survives_a_power_loss() {
     explore(name, move || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
         let_others_in_at_syncs(&disk);
-        let ask = |id: &'static str| {
-            let (store, disk, book) = (store.clone(), disk.clone(), noted.clone());
-            move || {
-                let answer = reserve(&store, id).expect("nothing fails here");
-                note_answer(&book, &disk, id, &answer);
-                answer
-            }
-        };
+        let ask = |id| asking(&store, &disk, &noted, id);
         let threads = [thread::spawn(ask("a")), thread::spawn(ask("b"))];
         let third = ask("b")();
         let [a, b] = threads.map(|thread| thread.join().expect("the thread ended well"));
@@ -199,17 +191,7 @@ fn of_two_take_overs_one_acts() {
 fn after_a_failed_sync_everyone_gets_an_error_and_nobody_hangs() {
     explore("three threads against a failing sync", || {
         let (store, disk) = fresh_store(Durability::PowerLoss);
-        let door = loom::sync::atomic::AtomicUsize::new(0);
-        let failed = AtomicU64::new(0);
-        let failing = disk.clone();
-        disk.on_step(move |step| {
-            if step == Step::Sync {
-                door.load(loom::sync::atomic::Ordering::Relaxed);
-                if failed.fetch_add(1, Ordering::Relaxed) == 0 {
-                    failing.fail_at(failing.steps(), EIO);
-                }
-            }
-        });
+        fail_the_first_sync(&disk);
         let ask = |id: &'static str| {
             let store = store.clone();
             move || reserve(&store, id).map(|answer| panic!("told {answer:?} after a failed sync"))
