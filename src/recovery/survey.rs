@@ -505,7 +505,7 @@ fn is_of_a_log(header: &SegmentHeader) -> bool {
     header.number <= NUMBER_MAX
         && header.first_lsn <= LSN_MAX
         && header.segment_bytes <= LSN_MAX
-        && header.synced_lsn <= LSN_MAX
+        && header.synced_lsn <= header.first_lsn
         && header.time.store_ms <= TIME_MS_MAX
 }
 
