@@ -204,7 +204,7 @@ fn a_hint_whose_segment_never_reached_the_disk_brings_nothing_back_and_hides_not
     let hints: Vec<_> = later.list().unwrap().into_iter().filter(|name| name.starts_with("hint-")).collect();
     let (mut lost, mut met) = (0, 0);
     // The end of a segment may have reached the disk, and what lies before it not.
-    let images = disk.moments().flat_map(|moment| moment.images(16).chain([moment.crash_all_old()]));
+    let images = disk.moments().flat_map(|moment| moment.images(8).chain([moment.crash_all_old()]));
     for image in images {
         let names = image.list().unwrap();
         for name in hints.iter().filter(|name| names.contains(&name.replace("hint", "segment"))) {
