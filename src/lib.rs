@@ -130,6 +130,7 @@
 //! |---|---|
 //! | `testing` | a simulated disk, a clock moved by hand, the seams they plug into, and a reference model |
 //! | `cli` | the program `keyonce` |
+//! | `tower` | [`http`]: the `Idempotency-Key` header for axum, tonic, hyper and any tower service |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -145,6 +146,8 @@ mod fork;
 mod format;
 mod helper;
 mod hint;
+#[cfg(feature = "tower")]
+pub mod http;
 mod index;
 mod key;
 mod left;

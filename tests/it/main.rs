@@ -16,6 +16,7 @@ mod fork;
 mod handed_on;
 mod hints;
 mod history;
+mod http;
 mod images;
 mod kill;
 mod kinds;
