@@ -55,6 +55,11 @@
 //! [`Reference`] that the handler left. A body that breaks off leaves the key interrupted. A switched protocol (101) is
 //! done when it is switched.
 //!
+//! # Operators
+//!
+//! [`admin`] is a service to mount behind one's own authentication: health, metrics, lists of keys, and what only a person
+//! can decide of an interrupted one. [`Runs`] tells when all that runs has come to its end, for a graceful shutdown.
+//!
 //! # The runtime
 //!
 //! The layer runs work by `tokio::spawn` and renews leases by tokio's timer: it must be called within a tokio runtime whose
@@ -63,6 +68,7 @@
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
 //! [stripe]: https://docs.stripe.com/api/idempotent_requests
 
+mod admin;
 mod answer;
 mod body;
 mod header;
@@ -75,6 +81,7 @@ mod recipe;
 mod run;
 mod service;
 
+pub use self::admin::{Admin, admin};
 pub use self::answer::Answer;
 pub use self::body::Body;
 pub use self::issued::uuid_v7_time;
