@@ -36,12 +36,20 @@ pub enum Verdict {
 impl Verdict {
     /// The default: 401, 403, 408, 413, 415, 422 and 429 release, since they are said before the work begins; every
     /// other answer is kept, 5xx as well, since the work may have had its effect. A protocol switch has no body to keep.
+    /// Of gRPC, whose status is always 200, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             401 | 403 | 408 | 413 | 415 | 422 | 429 => Self::Release,
             100..=199 => Self::KeepWithoutBody,
             _ => Self::Keep,
         }
+    }
+
+    /// What gRPC refuses before the work begins: `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`, in an
+    /// answer that has no message. Every other answer of gRPC has the HTTP status 200.
+    pub(super) fn by_grpc(headers: &HeaderMap) -> Option<Self> {
+        let code = headers.get("grpc-status")?.as_bytes();
+        [b"7".as_slice(), b"8", b"16"].contains(&code).then_some(Self::Release)
     }
 
     /// Stripe's rule: once the work has begun its first status and body are final, whatever they are. 401 and 429 are

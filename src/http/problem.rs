@@ -3,8 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde_json::json;
 
 use crate::reservation::KeyState;
@@ -12,31 +13,35 @@ use crate::reservation::KeyState;
 /// Where the docs of each problem are, once the crate's are published: the base of the `type` URIs.
 const TYPES: &str = "https://docs.rs/keyonce/latest/keyonce/http/enum.Problem.html#variant.";
 
+/// What is escaped in a message of gRPC.
+const GRPC_MESSAGE: AsciiSet = CONTROLS.add(b'%');
+
 /// What a client is told when its request is neither run nor replayed.
 ///
 /// Each is a document of type `application/problem+json` (RFC 9457), whose `type` is the address of the variant in these
 /// docs and never changes: `https://docs.rs/keyonce/latest/keyonce/http/enum.Problem.html#variant.` and the variant's
 /// name. Beside `title`, `status` and `detail` it has the member `retryable`: whether the client should send the same
 /// request again, unchanged. The same address stands in a `Link` header of the relation `describedby`, as the IETF draft
-/// asks for. In Stripe's dialect it is `{"error": {"type": .., "code": .., "message": ..}}`.
+/// asks for. In Stripe's dialect it is `{"error": {"type": .., "code": .., "message": ..}}`. A gRPC client, which says so
+/// by its content type, gets a gRPC status instead, with the same `Link` and `Retry-After` in its metadata.
 ///
-/// | problem | status | Stripe's dialect | the client |
-/// |---|---|---|---|
-/// | [`KeyMissing`](Self::KeyMissing) | 400 | 400 | adds a key |
-/// | [`KeyInvalid`](Self::KeyInvalid) | 400 | 400 | mends the header |
-/// | [`BodyUnreadable`](Self::BodyUnreadable) | 400 | 400 | sends it again |
-/// | [`BodyTooLarge`](Self::BodyTooLarge) | 413 | 413 | sends less |
-/// | [`ScopeUnknown`](Self::ScopeUnknown) | 403 | 403 | says who it is |
-/// | [`Mismatch`](Self::Mismatch) | 422 | 400, `idempotency_error` | makes a new key, or sends the request that the key stands for |
-/// | [`TooOld`](Self::TooOld) | 412 | 412 | finds out what became of it |
-/// | [`InFlight`](Self::InFlight) | 409, `Retry-After` | 409, `idempotency_key_in_use` | sends it again later |
-/// | [`Interrupted`](Self::Interrupted) | 409 | 409, `idempotency_outcome_unknown` | asks again later, or somebody |
-/// | [`Superseded`](Self::Superseded) | 409, `Retry-After` | 409, `idempotency_key_in_use` | sends it again |
-/// | [`ReplayRefused`](Self::ReplayRefused) | as the hook says | the same | has lost the right to see the answer |
-/// | [`Unavailable`](Self::Unavailable) | 503, `Retry-After` | 503 | sends it again later |
-/// | [`NotStored`](Self::NotStored) | 503, `Retry-After` | 503 | sends it again later |
-/// | [`Unreadable`](Self::Unreadable) | 500 | 500 | asks somebody |
-/// | [`ResponseNotKept`](Self::ResponseNotKept) | the first answer's | the same | looks the answer up |
+/// | problem | status | Stripe's dialect | gRPC | the client |
+/// |---|---|---|---|---|
+/// | [`KeyMissing`](Self::KeyMissing) | 400 | 400 | `INVALID_ARGUMENT` | adds a key |
+/// | [`KeyInvalid`](Self::KeyInvalid) | 400 | 400 | `INVALID_ARGUMENT` | mends the header |
+/// | [`BodyUnreadable`](Self::BodyUnreadable) | 400 | 400 | `INVALID_ARGUMENT` | sends it again |
+/// | [`BodyTooLarge`](Self::BodyTooLarge) | 413 | 413 | `RESOURCE_EXHAUSTED` | sends less |
+/// | [`ScopeUnknown`](Self::ScopeUnknown) | 403 | 403 | `PERMISSION_DENIED` | says who it is |
+/// | [`Mismatch`](Self::Mismatch) | 422 | 400, `idempotency_error` | `FAILED_PRECONDITION` | makes a new key, or sends the request that the key stands for |
+/// | [`TooOld`](Self::TooOld) | 412 | 412 | `FAILED_PRECONDITION` | finds out what became of it |
+/// | [`InFlight`](Self::InFlight) | 409, `Retry-After` | 409, `idempotency_key_in_use` | `ABORTED` | sends it again later |
+/// | [`Interrupted`](Self::Interrupted) | 409 | 409, `idempotency_outcome_unknown` | `ABORTED` | asks again later, or somebody |
+/// | [`Superseded`](Self::Superseded) | 409, `Retry-After` | 409, `idempotency_key_in_use` | `ABORTED` | sends it again |
+/// | [`ReplayRefused`](Self::ReplayRefused) | as the hook says | the same | `PERMISSION_DENIED` | has lost the right to see the answer |
+/// | [`Unavailable`](Self::Unavailable) | 503, `Retry-After` | 503 | `UNAVAILABLE` | sends it again later |
+/// | [`NotStored`](Self::NotStored) | 503, `Retry-After` | 503 | `UNAVAILABLE` | sends it again later |
+/// | [`Unreadable`](Self::Unreadable) | 500 | 500 | `INTERNAL` | asks somebody |
+/// | [`ResponseNotKept`](Self::ResponseNotKept) | the first answer's | the same | `ALREADY_EXISTS` | looks the answer up |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -117,6 +122,15 @@ pub enum Problem {
 pub(super) enum Dialect {
     Ietf,
     Stripe,
+    Grpc,
+}
+
+impl Dialect {
+    /// The dialect in which a request is answered: a gRPC client understands its own alone.
+    pub(super) fn of(self, headers: &HeaderMap) -> Self {
+        let said = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        if said.starts_with(b"application/grpc") { Self::Grpc } else { self }
+    }
 }
 
 impl Problem {
@@ -268,11 +282,20 @@ impl Problem {
         *response.status_mut() = match (dialect, &self) {
             (Dialect::Stripe, Self::Mismatch { .. }) => StatusCode::BAD_REQUEST,
             (Dialect::Ietf | Dialect::Stripe, _) => self.status(),
+            (Dialect::Grpc, _) => StatusCode::OK,
         };
         let headers = response.headers_mut();
         let (document, content_type) = match dialect {
-            Dialect::Ietf => (self.document(), "application/problem+json"),
-            Dialect::Stripe => (self.stripe_error(), "application/json"),
+            Dialect::Ietf => (self.document().to_string(), "application/problem+json"),
+            Dialect::Stripe => (self.stripe_error().to_string(), "application/json"),
+            Dialect::Grpc => {
+                headers.insert("grpc-status", HeaderValue::from(self.grpc_code()));
+                let message = utf8_percent_encode(&self.detail(), &GRPC_MESSAGE).to_string();
+                if let Ok(message) = HeaderValue::from_str(&message) {
+                    headers.insert("grpc-message", message);
+                }
+                (String::new(), "application/grpc")
+            }
         };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -282,7 +305,21 @@ impl Problem {
         if let Some(retry_after) = self.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(retry_after)));
         }
-        (response, Bytes::from(document.to_string()))
+        (response, Bytes::from(document))
+    }
+
+    /// The status code of gRPC, as its specification numbers them.
+    fn grpc_code(&self) -> u16 {
+        match self {
+            Self::KeyMissing | Self::KeyInvalid { .. } | Self::BodyUnreadable => 3,
+            Self::ResponseNotKept { .. } => 6,
+            Self::ScopeUnknown | Self::ReplayRefused { .. } => 7,
+            Self::BodyTooLarge { .. } => 8,
+            Self::Mismatch { .. } | Self::TooOld { .. } => 9,
+            Self::InFlight { .. } | Self::Interrupted { .. } | Self::Superseded => 10,
+            Self::Unreadable => 13,
+            Self::Unavailable { .. } | Self::NotStored { .. } => 14,
+        }
     }
 
     fn document(&self) -> serde_json::Value {

@@ -24,8 +24,8 @@ use super::Answer;
 use super::body::{Body, BoxError, Piece, Read, Whole, next_frame, read_up_to};
 use super::layer::Config;
 use super::policy::{Reference, Verdict};
-use super::problem::Problem;
-use super::service::retry_after;
+use super::problem::{Dialect, Problem};
+use super::service::{retry_after, tell};
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::reservation::{Attempt, Completion, NotStored, Reservation};
@@ -91,6 +91,7 @@ impl Drop for Running {
 /// Runs a request whose key is reserved, and gives its answer once it is stored.
 pub(super) async fn run<S, B, O>(
     config: Arc<Config>,
+    dialect: Dialect,
     reservation: Reservation,
     mut inner: S,
     mut parts: request::Parts,
@@ -108,7 +109,8 @@ where
             until: Instant::now() + config.run_at_most,
         },
         running: config.runs.enter(),
-        config: Arc::clone(&config),
+        config,
+        dialect,
         reservation,
     };
     parts.extensions.insert(work.lease.attempt.clone());
@@ -122,7 +124,7 @@ where
         // As it would have come without the layer, for whoever catches panics around it.
         Err(Ok(panic)) => resume_unwind(panic),
         // The runtime is shutting down.
-        Err(Err(_)) => Ok(config.tell(Problem::NotStored { retry_after: Duration::from_secs(1) })),
+        Err(Err(_)) => Ok(tell(dialect, Problem::NotStored { retry_after: Duration::from_secs(1) })),
     }
 }
 
@@ -166,6 +168,7 @@ impl Lease {
 /// What a run holds.
 struct Work {
     config: Arc<Config>,
+    dialect: Dialect,
     reservation: Reservation,
     lease: Lease,
     running: Running,
@@ -185,7 +188,11 @@ impl Work {
             }
         };
         let said = response.extensions().get::<Verdict>().copied();
-        Ok(match said.unwrap_or_else(|| (self.config.verdict)(response.status())) {
+        let by_rule = || match Verdict::by_grpc(response.headers()) {
+            Some(verdict) => verdict,
+            None => (self.config.verdict)(response.status()),
+        };
+        Ok(match said.unwrap_or_else(by_rule) {
             Verdict::Release => {
                 // Should the release fail, the key is interrupted: safe, and nothing for this client to know.
                 let _given_back = self.reservation.release_async().await.is_ok();
@@ -207,7 +214,7 @@ impl Work {
         let outcome = Outcome::of(&self.config, &parts, Whole::default(), false);
         match outcome.store(self.reservation).await {
             Ok(Completion::Done) => Response::from_parts(parts, Body::passed(body)),
-            other => self.config.tell(problem_of(other)),
+            other => tell(self.dialect, problem_of(other)),
         }
     }
 
@@ -249,7 +256,7 @@ impl Work {
                 tell_expiry(&self.config, &key, &mut parts.headers).await;
                 Response::from_parts(parts, body)
             }
-            other => self.config.tell(problem_of(other)),
+            other => tell(self.dialect, problem_of(other)),
         }
     }
 

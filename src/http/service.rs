@@ -22,7 +22,7 @@ use super::body::{Body, BoxError, Read, Whole, read_up_to};
 use super::header::key_in;
 use super::layer::{Config, Scoped, WhenInterrupted};
 use super::policy::Found;
-use super::problem::Problem;
+use super::problem::{Dialect, Problem};
 use super::run::run;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
@@ -92,7 +92,7 @@ where
             Ok(None) => Problem::KeyMissing,
             Err(invalid) => Problem::KeyInvalid { why: invalid.to_string() },
         };
-        Kind::Told { response: Some(config.tell(problem)) }.into()
+        Kind::Told { response: Some(tell(config.dialect.of(&parts.headers), problem)) }.into()
     }
 }
 
@@ -168,10 +168,11 @@ impl Asks {
             Ok((body, key)) => self.settle(&key, &body).await.map(|reserve| (reserve, body, key)),
             Err(problem) => Err(problem),
         };
+        let dialect = self.config.dialect.of(&self.parts.headers);
         let told = match judged {
             Ok((Reserve::Fresh(reservation), body, _)) => {
                 let Self { config, parts, .. } = self;
-                return run(config, reservation, inner, parts, body).await;
+                return run(config, dialect, reservation, inner, parts, body).await;
             }
             Ok((Reserve::Replay(kept), _, key)) => return Ok(self.config.replay(&self.parts, &key, &kept)),
             Ok((Reserve::InFlight(running), ..)) => Problem::InFlight { retry_after: running.retry_after() },
@@ -184,7 +185,7 @@ impl Asks {
             Ok((Reserve::TooOld(old), ..)) => Problem::TooOld { retention: old.retention },
             Err(problem) => problem,
         };
-        Ok(self.config.tell(told))
+        Ok(tell(dialect, told))
     }
 
     /// Holds the body, then says what the key is.
@@ -271,17 +272,30 @@ pub(super) fn retry_after(error: &Error) -> Duration {
     }
 }
 
-impl Config {
-    /// The answer that tells of a problem.
-    pub(super) fn tell<O>(&self, problem: Problem) -> Response<Body<O>> {
-        let (response, document) = problem.into_response(self.dialect);
-        response.map(|()| Body::held(document, None))
-    }
+/// The answer that tells of a problem.
+pub(super) fn tell<O>(dialect: Dialect, problem: Problem) -> Response<Body<O>> {
+    let (response, document) = problem.into_response(dialect);
+    response.map(|()| Body::held(document, None))
+}
 
+/// The head of the first answer, and a document that says that its body was not kept.
+fn tell_not_kept<O>(dialect: Dialect, answer: Answer) -> Response<Body<O>> {
+    // A protocol is switched once; to a client that asks again that is a conflict.
+    let status = if answer.status.is_informational() { StatusCode::CONFLICT } else { answer.status };
+    let reference = String::from_utf8_lossy(&answer.body).into_owned();
+    let mut response = tell(dialect, Problem::ResponseNotKept { status, reference });
+    for (name, value) in &answer.headers {
+        response.headers_mut().append(name, value.clone());
+    }
+    response
+}
+
+impl Config {
     /// The answer that was stored, if this request may see it.
     fn replay<O>(&self, parts: &request::Parts, key: &Key, kept: &Kept) -> Response<Body<O>> {
+        let dialect = self.dialect.of(&parts.headers);
         if let Some(Err(status)) = self.may_replay.as_ref().map(|may_replay| may_replay(parts, key)) {
-            return self.tell(Problem::ReplayRefused { status });
+            return tell(dialect, Problem::ReplayRefused { status });
         }
         let mut response = match kept.body() {
             Stored::Kept(bytes) => match Answer::from_bytes(bytes) {
@@ -289,27 +303,15 @@ impl Config {
                     let (response, data, trailers) = answer.into_response();
                     response.map(|()| Body::held(data, trailers))
                 }
-                None => return self.tell(Problem::Unreadable),
+                None => return tell(dialect, Problem::Unreadable),
             },
             Stored::NotKept { reference } => match Answer::from_bytes(reference) {
-                Some(answer) => self.tell_not_kept(answer),
-                None => return self.tell(Problem::Unreadable),
+                Some(answer) => tell_not_kept(dialect, answer),
+                None => return tell(dialect, Problem::Unreadable),
             },
         };
         response.headers_mut().insert(self.marker.clone(), HeaderValue::from_static("true"));
         self.tell_expiry(response.headers_mut(), kept.expires_at());
-        response
-    }
-
-    /// The head of the first answer, and a document that says that its body was not kept.
-    fn tell_not_kept<O>(&self, answer: Answer) -> Response<Body<O>> {
-        // A protocol is switched once; to a client that asks again that is a conflict.
-        let status = if answer.status.is_informational() { StatusCode::CONFLICT } else { answer.status };
-        let reference = String::from_utf8_lossy(&answer.body).into_owned();
-        let mut response = self.tell(Problem::ResponseNotKept { status, reference });
-        for (name, value) in &answer.headers {
-            response.headers_mut().append(name, value.clone());
-        }
         response
     }
 

@@ -3,6 +3,7 @@
 
 mod admin;
 mod answers;
+mod grpc;
 mod keys;
 mod requests;
 mod running;
