@@ -247,6 +247,8 @@ impl Engine {
         engine.say_what_an_earlier_run_left()?;
         if with_helper {
             engine.start_helpers()?;
+            // Segments that an earlier run left without a hint get one.
+            engine.helper.call();
         }
         if !clock_is_moved_by_hand {
             engine.start_timer()?;

@@ -39,6 +39,14 @@ pub(crate) fn remove_beside(storage: &dyn Storage, segment_name: &str) {
     }
 }
 
+/// Removes the hints among these files whose segment is not among them.
+pub(crate) fn remove_orphans(storage: &dyn Storage, names: &[String]) {
+    let has_segment = |index: &u32| names.contains(&segment::file_name(*index));
+    for index in names.iter().filter_map(|name| file_index(name)).filter(|index| !has_segment(index)) {
+        remove_beside(storage, &segment::file_name(index));
+    }
+}
+
 /// Leaves the hint of a segment that has ended and was synced whole. When that fails, or what is read is not all sound,
 /// there is none, and the next opening reads the segment.
 pub(crate) fn leave(storage: &dyn Storage, store_id: [u8; 16], life: &Life, seed: &HashSeed) {

@@ -113,23 +113,10 @@ pub(crate) fn open(
         .collect::<Result<Vec<_>, _>>()?;
     if names.iter().any(|name| name == STORE_FILE) {
         let store = read_store_file(&*storage)?;
-        let reader = Reader::new(&*storage, &store, options, &files);
-        reader.tell(0)?;
-        let mut survey = Survey::take(&store, files)?;
-        let (time, jump) =
-            StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
-        let keys = survey.bytes().div_ceil(options.pair_bytes).min(options.keys);
-        let shards = new_shards(shard_count, options, keys);
-        let table = survey.table(shards, time.now_ms());
-        survey.read(&table, &reader)?;
-        survey.judge()?;
-        let report = OpenReport {
-            hints: reader.hints.load(Ordering::Relaxed),
-            clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
-            ..survey.report()
-        };
-        let opened = recover(survey, table, time, report, storage, entropy, options, &store)?;
-        Ok(Opened { jump, ..opened })
+        let decided = decide(&*storage, &store, options, files, shard_count)?;
+        let opened = recover(decided, Arc::clone(&storage), entropy, options, &store)?;
+        hint::remove_orphans(&*storage, &names);
+        Ok(opened)
     } else {
         create(storage, entropy, options, files, shard_count)
     }
@@ -285,13 +272,42 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes anew what must not rest on the page cache, seals it, and begins the run.
-#[expect(clippy::too_many_arguments, reason = "one call, and each is another thing")]
-fn recover(
+/// What an opening has come to before its first write.
+struct Decided {
     survey: Survey,
-    mut table: Table,
+    table: Table,
     time: StoreTime,
-    mut report: OpenReport,
+    jump: Option<HeldJump>,
+    report: OpenReport,
+}
+
+/// Reads all there is, and decides whether the store may be opened. Writes nothing.
+fn decide(
+    storage: &dyn Storage,
+    store: &StoreFile,
+    options: &Checked,
+    files: Vec<Found>,
+    shard_count: usize,
+) -> Result<Decided, Error> {
+    let reader = Reader::new(storage, store, options, &files);
+    reader.tell(0)?;
+    let mut survey = Survey::take(store, files)?;
+    let (time, jump) = StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
+    let keys = survey.bytes().div_ceil(options.pair_bytes).min(options.keys);
+    let table = survey.table(new_shards(shard_count, options, keys), time.now_ms());
+    survey.read(&table, &reader)?;
+    survey.judge()?;
+    let report = OpenReport {
+        hints: reader.hints.load(Ordering::Relaxed),
+        clock_jump_held_ms: jump.map_or(0, |jump| jump.wall_ms.abs_diff(jump.expected_wall_ms)),
+        ..survey.report()
+    };
+    Ok(Decided { survey, table, time, jump, report })
+}
+
+/// Writes anew what must not rest on the page cache, seals it, and begins the run.
+fn recover(
+    Decided { survey, mut table, time, jump, mut report }: Decided,
     storage: Arc<dyn Storage>,
     entropy: Entropy,
     options: &Checked,
@@ -348,7 +364,7 @@ fn recover(
     let (shards, known) = table.finish();
     report.keys = known.keys;
     report.interrupted = known.interrupted;
-    Ok(Opened { jump: None, log, commit, shards, seed: HashSeed(store.hash_seed), report })
+    Ok(Opened { jump, log, commit, shards, seed: HashSeed(store.hash_seed), report })
 }
 
 /// Copies the latest record of every key among those records of `lives` whose LSN `counts` to the tail of the log; says

@@ -7,9 +7,11 @@
 mod crash;
 mod decoders;
 mod disk;
+mod fuzz;
 mod machine;
 mod manual_clock;
 mod model;
+mod pages;
 mod sim_disk;
 mod sim_segment;
 #[cfg(test)]
@@ -18,6 +20,7 @@ mod tests;
 
 pub use self::crash::{CrashImages, Crashes};
 pub use self::decoders::exercise_decoders;
+pub use self::fuzz::RecoveryCases;
 pub use self::manual_clock::ManualClock;
 pub use self::model::{Expected, Handle, Known, Model, Owner, WaiterId};
 pub use self::sim_disk::{EDQUOT, EINTR, EIO, EMFILE, ENOMEM, ENOSPC, Look, Moments, SimDisk, Step, Tear};

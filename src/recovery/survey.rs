@@ -35,6 +35,11 @@ pub(super) struct Look {
     pub(super) entries: Option<Vec<Entry>>,
 }
 
+/// No store comes to so many segments, so far, or so late: a header that says so was made up.
+const NUMBER_MAX: u64 = 1 << 48;
+const LSN_MAX: u64 = 1 << 62;
+const TIME_MS_MAX: u64 = format::MS_MAX / 2;
+
 /// So many entries are kept from looks at segments; what is beyond is read again.
 const ENTRIES_KEPT_MAX: usize = 1 << 20;
 
@@ -60,7 +65,10 @@ pub(super) struct Survey {
     pub(super) oldest_live: u64,
     /// The largest LSN that any header or record says was synced.
     pub(super) synced_lsn: u64,
+    /// The latest time that any header or end mark tells; where two tell the same, that of the newer segment, which may
+    /// be of another boot.
     pub(super) time: Option<TimeMark>,
+    time_number: u64,
     pub(super) header_copies_bad: u64,
 }
 
@@ -81,13 +89,19 @@ impl Survey {
             oldest_live: 0,
             synced_lsn: 0,
             time: None,
+            time_number: 0,
             header_copies_bad: 0,
         };
         let mut lives = survey.take_headers(store, files)?;
         let mut buffer = Vec::new();
         survey.drop_void(&mut lives, store.run_number, &mut buffer)?;
         let rest = survey.link(lives)?;
-        survey.look_ahead(&mut buffer)?;
+        let oldest = survey.chain.first().map_or(survey.newest_number, |link| link.header.number);
+        if survey.newest_number - oldest >= index::SEGMENT_SPAN_MAX {
+            let reason = format!("segments {oldest} and {} cannot belong to one store", survey.newest_number);
+            return Err(Error::corrupt(STORE_FILE, 0, &reason));
+        }
+        survey.look_ahead(store.run_number, &mut buffer)?;
         survey.sort_out(&rest, store.run_number);
         if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
             let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
@@ -104,6 +118,9 @@ impl Survey {
                 Some(header) if header.store_id != store.store_id => {
                     let message = format!("{} belongs to another store", found.name);
                     return Err(Error::new(ErrorKind::ForeignDirectory, message));
+                }
+                Some(header) if !is_of_a_log(&header) => {
+                    return Err(Error::corrupt(&found.name, 0, "its header names a place that no log comes to"));
                 }
                 Some(header) => {
                     self.note_header(&found, &header);
@@ -135,12 +152,13 @@ impl Survey {
         self.oldest_live = self.oldest_live.max(header.oldest_live);
         self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
         self.header_copies_bad += u64::from(found.copies_bad);
-        self.note_time(header.time);
+        self.note_time(header.number, header.time);
     }
 
-    fn note_time(&mut self, time: TimeMark) {
-        if self.time.as_ref().is_none_or(|known| known.store_ms <= time.store_ms) {
-            self.time = Some(time);
+    fn note_time(&mut self, number: u64, time: TimeMark) {
+        let later = (time.store_ms, number);
+        if self.time.as_ref().is_none_or(|known| (known.store_ms, self.time_number) <= later) {
+            (self.time, self.time_number) = (Some(time), number);
         }
     }
 
@@ -213,12 +231,18 @@ impl Survey {
             self.chain.push(link);
         }
         self.chain.reverse();
+        for (before, link) in self.chain.iter().zip(self.chain.iter().skip(1)) {
+            if link.header.first_lsn < before.life.end_lsn() {
+                let reason = "its header names a place in the log that another segment has";
+                return Err(Error::corrupt(&link.life.name, 0, reason));
+            }
+        }
         Ok(lives)
     }
 
     /// Reads what decides how the rest is read: the end of the log, which tells how far it was synced, and where each
     /// run began, which tells what it has replaced.
-    fn look_ahead(&mut self, buffer: &mut Vec<u8>) -> Result<(), Error> {
+    fn look_ahead(&mut self, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
         let newest = self.chain.last().map(|link| link.header.number);
         let ahead = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
         for link in self.chain.iter().filter(ahead).cloned().collect::<Vec<_>>() {
@@ -227,13 +251,26 @@ impl Survey {
             }
         }
         self.drop_unused(buffer)?;
+        let newest = self.chain.last().map_or(0, |link| link.header.number);
         let looks = std::mem::take(&mut self.looks);
-        for look in looks.values() {
+        for (number, look) in &looks {
             self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
-            if let Some((_, time)) = look.scan.closed {
-                self.note_time(time);
+            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
+            if let Some(seal) = look.scan.sealed.as_ref().filter(|_| *number <= run_number || *number < newest) {
+                self.synced_lsn = self.synced_lsn.max(seal.lsn);
             }
-            for (from, to) in look.scan.sealed.iter().flat_map(|seal| &seal.replaced) {
+            if let Some((_, time)) = look.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
+                self.note_time(*number, time);
+            }
+            let Some(seal) = &look.scan.sealed else { continue };
+            let Some(link) = self.chain.iter().find(|link| link.header.number == *number) else { continue };
+            let of_run = |other: &&Link| other.header.run_id == link.header.run_id;
+            let began_lsn = self.chain.iter().find(of_run).map_or(0, |first| first.header.first_lsn);
+            for (from, to) in &seal.replaced {
+                if *to > began_lsn {
+                    let reason = "it replaces what was written after it";
+                    return Err(Error::corrupt(&link.life.name, seal.lsn - link.header.first_lsn, reason));
+                }
                 self.replaced.add(*from, *to);
             }
         }
@@ -345,7 +382,8 @@ impl Survey {
             if let Some((lsn, next)) = link.scan.next {
                 let cut = self.replaced.contains(lsn) || self.replaced.contains(next.first_lsn);
                 let successor = self.chain.iter().find(|link| link.header.number == next.number);
-                let present = successor.is_some_and(|link| link.header.salt == next.salt);
+                let present = successor
+                    .is_some_and(|link| (link.header.salt, link.header.first_lsn) == (next.salt, next.first_lsn));
                 if !cut && !present {
                     let reason = format!("its successor, segment {}, is missing", next.number);
                     return Err(Error::corrupt(&link.life.name, lsn - link.header.first_lsn, &reason));
@@ -445,6 +483,15 @@ fn read_one(
     let reading = Reading::of(life, segment)?;
     table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
     Ok(reading.scan)
+}
+
+/// Whether a log can have come so far, in any measure.
+fn is_of_a_log(header: &SegmentHeader) -> bool {
+    header.number <= NUMBER_MAX
+        && header.first_lsn <= LSN_MAX
+        && header.segment_bytes <= LSN_MAX
+        && header.synced_lsn <= header.first_lsn
+        && header.time.store_ms <= TIME_MS_MAX
 }
 
 /// The file of a segment that no longer counts.

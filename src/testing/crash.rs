@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::disk::{Change, Disk, FileNumber, SimFile, copy_into};
+use super::disk::{Change, Disk, FileNumber, SimFile};
 use super::sim_disk::SimDisk;
 
 /// All crash images of one moment of a disk, made once and then asked for as many as a test can afford.
@@ -315,18 +315,14 @@ impl DirtyFile {
         if !grown && !touched {
             return Arc::new(SimFile::synced(file.platter.clone()));
         }
-        let mut platter: Arc<[u8]> = if grown {
-            let mut bytes = file.platter.to_vec();
-            bytes.resize(file.bytes, 0);
-            bytes.into()
-        } else {
-            Arc::from(&*file.platter)
-        };
-        let bytes = Arc::get_mut(&mut platter).expect("a new copy has one owner");
+        let mut platter = file.platter.clone();
+        if grown {
+            platter.resize(file.bytes);
+        }
         for piece in &self.pieces {
             if pick(piece.choice) >= piece.version {
                 let part = piece.write.get(piece.part.clone()).expect("a piece is a part of its write");
-                copy_into(bytes, piece.start, part);
+                platter.write(piece.start, part);
             }
         }
         Arc::new(SimFile::synced(platter))

@@ -135,7 +135,7 @@ fn encodes_the_same(seen: &Seen<'_>, draft: &mut Draft, salt: u64, lsn: u64) {
 }
 
 /// Makes the check of a store file or header hold. Here and below the specification is followed again, not the code.
-fn repair_block(block: &mut [u8]) {
+pub(super) fn repair_block(block: &mut [u8]) {
     if let Some((covered, check)) = block.split_last_chunk_mut() {
         *check = crc32fast::hash(covered).to_le_bytes();
     }
@@ -151,7 +151,7 @@ fn repair_records(bytes: &mut [u8], salt: u64, lsn: u64) {
     }
 }
 
-fn repair_record(bytes: &mut [u8], salt: u64, lsn: u64) {
+pub(super) fn repair_record(bytes: &mut [u8], salt: u64, lsn: u64) {
     let Some((head, body)) = bytes.split_first_chunk_mut::<16>() else {
         return;
     };

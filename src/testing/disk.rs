@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::pages::Pages;
+
 /// The unit in which the page cache is written back.
 pub(super) const PAGE_BYTES: usize = 4096;
 
@@ -31,15 +33,13 @@ pub(super) struct Disk {
     /// The directory as it is seen: the two together.
     pub(super) names: Arc<Names>,
     next_file: FileNumber,
-    /// Zeros of the length that was last asked for: new segments share them until they are written.
-    zeros: Arc<[u8]>,
 }
 
 /// A file on the platter, and what the page cache has on top of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimFile {
     /// What survives a power loss for certain. Its length is the durable length.
-    pub(super) platter: Arc<[u8]>,
+    pub(super) platter: Pages,
     /// The length that is seen.
     pub(super) bytes: usize,
     /// What was written since, in order. A power loss may have let any of it through.
@@ -132,10 +132,7 @@ impl Disk {
                 let write = Write { step, offset: *offset, bytes: bytes.clone() };
                 self.change(*file, |file| file.write(write));
             }
-            Event::Sync { file, began } => {
-                let zeros = self.zeros_for(*file);
-                self.change(*file, |file| file.sync(*began, zeros));
-            }
+            Event::Sync { file, began } => self.change(*file, |file| file.sync(*began)),
             Event::SyncFailed { file, began } => self.change(*file, |file| file.fail_sync(*began)),
             Event::SyncDirectory => {
                 self.names_durable = self.names.clone();
@@ -156,7 +153,7 @@ impl Disk {
         if let Some(file) = self.files.get_mut(&file) {
             let mut bytes = file.newest().to_vec();
             change(&mut bytes);
-            *file = Arc::new(SimFile::synced(bytes.into()));
+            *file = Arc::new(SimFile::synced(bytes.as_slice().into()));
         }
     }
 
@@ -200,17 +197,6 @@ impl Disk {
             change(Arc::make_mut(file));
         }
     }
-
-    fn zeros_for(&mut self, file: FileNumber) -> Option<Arc<[u8]>> {
-        let file = self.files.get(&file)?;
-        if file.bytes == 0 || !file.platter.is_empty() || !file.writes.is_empty() {
-            return None;
-        }
-        if self.zeros.len() != file.bytes {
-            self.zeros = vec![0; file.bytes].into();
-        }
-        Some(self.zeros.clone())
-    }
 }
 
 impl Event {
@@ -248,33 +234,39 @@ impl Change {
 
 impl SimFile {
     /// A file that is wholly on the platter.
-    pub(super) fn synced(platter: Arc<[u8]>) -> Self {
+    pub(super) fn synced(platter: Pages) -> Self {
         Self { bytes: platter.len(), platter, writes: Vec::new(), forsaken: 0 }
     }
 
     /// The bytes as they are seen.
-    pub(super) fn newest(&self) -> Arc<[u8]> {
-        if self.writes.is_empty() && self.bytes == self.platter.len() {
-            return self.platter.clone();
+    pub(super) fn newest(&self) -> Pages {
+        let mut bytes = self.platter.clone();
+        if self.bytes != bytes.len() {
+            bytes.resize(self.bytes);
         }
-        let mut bytes = self.platter.to_vec();
-        bytes.resize(self.bytes, 0);
         for write in &self.writes {
-            copy_into(&mut bytes, write.offset, &write.bytes);
+            bytes.write(write.offset, &write.bytes);
         }
-        bytes.into()
+        bytes
     }
 
     /// Reads what is seen at `offset`; says how much that was.
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let read = into.len().min(self.bytes.saturating_sub(offset));
         let into = into.get_mut(..read).expect("no more is read than was asked for");
-        into.fill(0);
-        copy_overlap(into, offset, 0, &self.platter);
+        let kept = read.min(self.platter.len().saturating_sub(offset));
+        into.get_mut(kept..).unwrap_or_default().fill(0);
+        self.platter.read(offset, into);
         for write in &self.writes {
             copy_overlap(into, offset, write.offset, &write.bytes);
         }
         read
+    }
+
+    /// The bytes at `offset`, if they lie in one page and the page cache has nothing that the platter has not.
+    pub(super) fn within_page(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        let same = self.writes.is_empty() && self.bytes == self.platter.len();
+        if same { self.platter.within_page(offset, len) } else { None }
     }
 
     fn resize(&mut self, bytes: usize) {
@@ -286,23 +278,14 @@ impl SimFile {
         self.writes.push(write);
     }
 
-    fn sync(&mut self, began: u64, zeros: Option<Arc<[u8]>>) {
+    fn sync(&mut self, began: u64) {
         if self.platter.len() != self.bytes {
-            self.platter = zeros.unwrap_or_else(|| {
-                let mut bytes = self.platter.to_vec();
-                bytes.resize(self.bytes, 0);
-                bytes.into()
-            });
+            self.platter.resize(self.bytes);
         }
         let covered = self.before(began);
         if self.forsaken == 0 {
-            let writes: Vec<Write> = self.writes.drain(..covered).collect();
-            if writes.is_empty() {
-                return;
-            }
-            let platter = Arc::make_mut(&mut self.platter);
-            for write in &writes {
-                copy_into(platter, write.offset, &write.bytes);
+            for write in self.writes.drain(..covered) {
+                self.platter.write(write.offset, &write.bytes);
             }
             return;
         }
@@ -312,12 +295,11 @@ impl SimFile {
         let dirty: BTreeSet<usize> = since_failure.iter().flat_map(Write::pages).collect();
         let later = self.writes.split_off(covered);
         let mut still_forsaken = Vec::new();
-        let platter = Arc::make_mut(&mut self.platter);
         for (at, write) in std::mem::take(&mut self.writes).iter().enumerate() {
             for piece in write.pieces(PAGE_BYTES) {
                 let bytes = piece.bytes(&write.bytes);
                 if dirty.contains(&piece.unit) {
-                    copy_into(platter, piece.start, bytes);
+                    self.platter.write(piece.start, bytes);
                 } else if at < forsaken {
                     still_forsaken.push(Write { step: write.step, offset: piece.start, bytes: bytes.into() });
                 }
@@ -373,11 +355,6 @@ impl Write {
         let end = (self.offset + self.bytes.len()).div_ceil(PAGE_BYTES);
         self.offset / PAGE_BYTES..end
     }
-}
-
-/// Copies `bytes` to `offset` of `into`, as far as that reaches.
-pub(super) fn copy_into(into: &mut [u8], offset: usize, bytes: &[u8]) {
-    copy_overlap(into, 0, offset, bytes);
 }
 
 /// Copies what two stretches of one file have in common: `into` starts at `into_offset` of it, `from` at `from_offset`.

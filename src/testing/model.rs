@@ -4,6 +4,7 @@
 //! what decides in the store.
 
 mod acts;
+mod doubt;
 mod expected;
 mod history;
 mod waiting;
@@ -93,6 +94,10 @@ pub struct Model {
     stats: Stats,
     /// Keys that had expired unfinished before the store was opened and were reserved anew since.
     expired_at_opening: u64,
+    /// What counts as durable may turn out not to be.
+    expects_failures: bool,
+    /// The largest token before the call that was lost.
+    token_before: u64,
 }
 
 /// The model's shadow of a guard: whoever owns a key.
@@ -189,6 +194,8 @@ impl Model {
             opened_ms: wall_ms,
             stats: Stats::default(),
             expired_at_opening: 0,
+            expects_failures: false,
+            token_before: 0,
         })
     }
 
@@ -344,6 +351,7 @@ impl Model {
             let is_absent = matches!(history.seen(self.now_ms), Seen::Absent);
             history.expired_at_opening = is_absent && history.latest().is_some_and(Record::is_unfinished);
         }
+        self.expects_failures = false;
         // What an opening accepts, it makes durable anew.
         self.durable = self.written;
     }
@@ -506,7 +514,9 @@ impl Model {
         };
         history.records.push((written, record));
         history.guard = guard;
-        history.forget_before(durable);
+        if !self.expects_failures {
+            history.forget_before(durable);
+        }
         if waits {
             self.durable = written;
         }

@@ -3,9 +3,9 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::disk::{Change, Event, FileNumber};
+use super::disk::{Change, Event, FileNumber, SimFile};
 use super::machine::{Held, Machine, Opened};
 use super::sim_disk::{Look, SimDisk, Step};
 use crate::map::Region;
@@ -21,8 +21,8 @@ pub(super) struct SimSegment {
 
 /// What `view` shows.
 enum Bytes {
-    /// The file when it was opened for reading.
-    Finished(Arc<[u8]>),
+    /// The file when it was opened for reading, and all of its bytes in one piece once somebody needs that.
+    Finished { file: Arc<SimFile>, whole: OnceLock<Box<[u8]>> },
     /// A new life.
     Life(Region),
 }
@@ -68,11 +68,15 @@ impl SimDisk {
     fn hand_out(&self, machine: &mut Machine, file: FileNumber, access: Access) -> io::Result<Arc<dyn Segment>> {
         machine.look(Look::Map)?;
         let lock = machine.lock.upgrade();
-        let newest = machine.disk.files.get(&file).map(|file| file.newest()).unwrap_or_default();
+        let found = machine.disk.files.get(&file).cloned().unwrap_or_default();
         let bytes = match access {
-            Access::Read => Bytes::Finished(newest),
+            Access::Read => Bytes::Finished { file: found, whole: OnceLock::new() },
             Access::NewLife if lock.is_none() => return Err(not_locked()),
-            Access::NewLife => Bytes::Life(Region::heap(newest.to_vec())),
+            Access::NewLife => {
+                let mut bytes = vec![0; found.bytes];
+                found.read(0, &mut bytes);
+                Bytes::Life(Region::heap(bytes))
+            }
         };
         let segment = Arc::new(SimSegment { disk: self.clone(), file, bytes, lock });
         machine.open.push(Opened { file, access, segment: Arc::downgrade(&segment) });
@@ -193,7 +197,7 @@ fn after_removal(removed: io::Result<()>, name: &str, why: io::Error) -> io::Err
 impl Segment for SimSegment {
     fn len(&self) -> u64 {
         match &self.bytes {
-            Bytes::Finished(bytes) => bytes.len() as u64,
+            Bytes::Finished { file, .. } => file.bytes as u64,
             Bytes::Life(region) => region.len(),
         }
     }
@@ -221,11 +225,14 @@ impl Segment for SimSegment {
     fn view(&self, offset: u64, len: usize) -> &[u8] {
         match &self.bytes {
             Bytes::Life(region) => region.view(offset, len),
-            Bytes::Finished(bytes) => {
+            Bytes::Finished { file, whole } => {
                 assert!(self.lock.is_some(), "a view of a segment opened without the lock of its directory");
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                let view = bytes.get(start..start.saturating_add(len));
-                view.unwrap_or_else(|| panic!("view of {len} bytes at {offset}: the file has {}", bytes.len()))
+                let view = file.within_page(start, len).or_else(|| {
+                    let whole = whole.get_or_init(|| file.newest().to_vec().into_boxed_slice());
+                    whole.get(start..start.saturating_add(len))
+                });
+                view.unwrap_or_else(|| panic!("view of {len} bytes at {offset}: the file has {}", file.bytes))
             }
         }
     }

@@ -1,15 +1,20 @@
 //! The clients of one store on a simulated disk: they do what a workload says, and tell the oracle what they were told.
 
 mod acts;
+mod many;
+mod waiters;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyonce::testing::{self, ManualClock, Moments, SimDisk};
+use keyonce::testing::{self, Access, ManualClock, Moments, SimDisk, Storage};
 use keyonce::{Cause, Clock, Durability, Error, ErrorKind, Interrupted, OnDrop, Reservation, Store, Token};
 
+use self::waiters::Waiter;
+use super::examine::PROBE;
 use super::oracle::{Crash, Fate, Hands, Oracle, Owner, fingerprint, key, observe};
-use super::workload::{Mount, Op, Settings, mixed};
+use super::workload::{Mount, Op, SEGMENT_BYTES, Settings, mixed};
 
 /// A stretch of a workload on one disk, to be looked at moment by moment.
 #[derive(Debug)]
@@ -59,6 +64,7 @@ pub(crate) struct Clients {
     mount: Mount,
     settings: Settings,
     clock: ManualClock,
+    /// Store time when the machine was started.
     booted_at_ms: u64,
     boots: u32,
     seed: u64,
@@ -68,6 +74,10 @@ pub(crate) struct Clients {
     guards: Vec<Guard>,
     detached: Vec<(usize, Token)>,
     interrupted: Vec<(usize, Asked, Interrupted)>,
+    /// In the order of their coming.
+    waiters: Vec<Waiter>,
+    /// How often what is rare has happened.
+    pub(crate) met: BTreeMap<&'static str, u64>,
     /// The step that fails, or the call that changes nothing.
     fault: Option<Fault>,
     /// And every later one.
@@ -76,7 +86,8 @@ pub(crate) struct Clients {
     over: bool,
     /// What was wrong after a power loss within the workload.
     pub(crate) wrong: Option<String>,
-    phases: Vec<Phase>,
+    /// Everything that was recorded.
+    pub(crate) phases: Vec<Phase>,
 }
 
 impl Clients {
@@ -101,6 +112,8 @@ impl Clients {
             guards: Vec::new(),
             detached: Vec::new(),
             interrupted: Vec::new(),
+            waiters: Vec::new(),
+            met: BTreeMap::new(),
             fault: None,
             fails_on: false,
             over: false,
@@ -109,22 +122,30 @@ impl Clients {
         }
     }
 
-    /// Everything that was recorded: the process ends here, by a kill.
-    pub(crate) fn finish(mut self) -> Vec<Phase> {
+    /// The process ends here, by a kill.
+    pub(crate) fn finish(&mut self) {
         if self.wrong.is_none() {
             self.end_phase();
         }
-        self.phases
     }
 
     fn end_phase(&mut self) {
         let phase = Phase { disk: self.disk.clone(), moments: self.disk.moments(), oracle: self.oracle.clone() };
+        let grown = segment_lengths(&self.disk).any(|bytes| bytes > SEGMENT_BYTES);
         self.phases.push(phase);
+        if grown {
+            self.meet("disks with segments that grew");
+        }
     }
 
     pub(crate) fn hands(&self) -> Hands {
-        let wall_ms = self.clock.wall_ms();
-        Hands { wall_ms, boot_ms: wall_ms - self.booted_at_ms, boots: self.boots }
+        let boot_ms = self.clock.boot_ms();
+        let store_ms = self.booted_at_ms + boot_ms;
+        Hands { wall_ms: self.clock.wall_ms(), boot_ms, boots: self.boots, store_ms }
+    }
+
+    fn meet(&mut self, what: &'static str) {
+        *self.met.entry(what).or_default() += 1;
     }
 
     /// Lets the one step or call fail, or it and every later one of its sort.
@@ -160,8 +181,9 @@ impl Clients {
         self.open();
     }
 
+    /// Store time.
     fn now_ms(&self) -> u64 {
-        self.hands().wall_ms
+        self.hands().store_ms
     }
 
     /// A call that a client makes, with what it tells the oracle.
@@ -188,6 +210,7 @@ impl Clients {
             Ok(store) => {
                 this.store = Some(store);
                 this.opened_at = this.disk.steps();
+                this.oracle.opened();
                 this.oracle.told_all(true);
             }
             Err(error) => this.told(error),
@@ -200,23 +223,49 @@ impl Clients {
             return;
         }
         match op {
-            Op::Advance { ms } => self.call(|this| this.clock.advance(Duration::from_millis(ms))),
+            Op::Advance { ms } => self.call(|this| this.advance(ms)),
+            Op::StepWall { step_ms } => self.call(|this| {
+                this.step_wall(step_ms);
+                this.settle_waiters();
+            }),
             Op::Close => self.close(),
             Op::DropStore => self.call(Self::drop_store),
-            Op::Reboot => {
+            Op::Reboot { step_ms } => {
                 self.close();
                 self.call(|this| {
+                    let before = this.hands();
+                    this.step_wall(step_ms);
                     this.clock.reboot();
                     this.boots += 1;
-                    this.booted_at_ms = this.now_ms();
+                    this.booted_at_ms = before.store_ms_after_boot(this.clock.wall_ms());
                 });
             }
             Op::Kill => self.kill(),
             Op::LosePower { seed } => self.lose_power(seed),
             _ if self.store.is_none() => {}
-            _ => self.call(|this| this.act(op)),
+            _ => self.call(|this| {
+                this.act(op);
+                this.settle_waiters();
+            }),
         }
         self.open();
+    }
+
+    fn advance(&mut self, ms: u64) {
+        self.clock.advance(Duration::from_millis(ms));
+        if let (Durability::Interval(every), Some(_)) = (self.settings.durability, &self.store) {
+            let every_ms = u64::try_from(every.as_millis()).unwrap();
+            self.oracle.durable_until(self.now_ms() - every_ms);
+            self.meet("syncs by interval");
+        }
+        self.settle_waiters();
+    }
+
+    fn step_wall(&mut self, step_ms: i64) {
+        self.clock.set_wall_ms(self.clock.wall_ms().saturating_add_signed(step_ms));
+        if step_ms != 0 {
+            self.meet("steps of the wall clock");
+        }
     }
 
     fn store(&self) -> &Store {
@@ -257,8 +306,15 @@ impl Clients {
             Op::TakeOver { key } => Op::TakeOver { key: handled(key) },
             Op::Resolve { key, bytes } => Op::Resolve { key: handled(key), bytes },
             Op::ReleaseInterrupted { key } => Op::ReleaseInterrupted { key: handled(key) },
+            Op::ReleaseUnseen { key } => {
+                let waited = self.waiters.iter().map(|waiter| waiter.key).find(|key| self.is_held(*key));
+                Op::ReleaseUnseen { key: waited.unwrap_or(key) }
+            }
+            Op::Leave { key } => Op::Leave { key: self.waiters.first().map_or(key, |waiter| waiter.key) },
+            Op::Wait { key, with, wait_ms } => Op::Wait { key: guarded(key), with, wait_ms },
             Op::Reserve { .. } | Op::Reattach { .. } | Op::Peek { .. } | Op::Sync | Op::Close | Op::DropStore => op,
-            Op::Advance { .. } | Op::Reboot | Op::Kill | Op::LosePower { .. } => op,
+            Op::Once { .. } | Op::ReserveBatch { .. } | Op::CompleteBatch { .. } => op,
+            Op::Advance { .. } | Op::StepWall { .. } | Op::Reboot { .. } | Op::Kill | Op::LosePower { .. } => op,
         }
     }
 
@@ -315,12 +371,14 @@ impl Clients {
                 }
                 Err(error) => this.told(error),
             }
+            this.turn_waiters_away();
             this.let_go();
         });
     }
 
     fn drop_store(&mut self) {
         let held = self.held_at_the_end();
+        self.waiters.clear();
         self.store = None;
         if !self.is_shaken() {
             self.told_the_end(&held, false);
@@ -329,6 +387,7 @@ impl Clients {
     }
 
     fn let_go(&mut self) {
+        self.waiters.clear();
         self.guards.clear();
         self.interrupted.clear();
     }
@@ -337,6 +396,7 @@ impl Clients {
         self.end_phase();
         self.disk = self.disk.kill();
         self.disk.record();
+        self.waiters.clear();
         self.store = None;
         self.let_go();
     }
@@ -349,28 +409,38 @@ impl Clients {
         let expected = self.oracle.expected(instant, Crash::PowerLoss, 0);
         let options = self.settings.options(&expected.clock);
         let opened = testing::open(image.kill(), options, seed).map_err(|error| error.to_string());
-        let seen = opened.and_then(|store| observe(&store, self.settings.keys));
-        let seen = match seen.and_then(|seen| expected.check_seen(&seen).map(|()| seen)) {
+        let seen = opened.and_then(|store| {
+            let (_, now_ms) = expected.probe(&store, PROBE)?;
+            let seen = observe(&store, self.settings.keys)?;
+            expected.check_seen(&seen, now_ms).map(|()| (seen, now_ms))
+        });
+        self.waiters.clear();
+        self.store = None;
+        self.let_go();
+        let (seen, now_ms) = match seen {
             Ok(seen) => seen,
             Err(why) => {
                 self.wrong = Some(format!("after power loss {seed} at step {step}: {why}"));
                 self.over = true;
-                self.store = None;
-                self.let_go();
                 return;
             }
         };
-        self.oracle = self.oracle.after(&expected, &seen);
+        self.oracle = self.oracle.after(instant, &expected, &seen, now_ms);
         self.clock = expected.clock;
         self.boots += 1;
-        self.booted_at_ms = self.hands().wall_ms;
+        self.booted_at_ms = now_ms;
         self.disk = image;
         self.disk.record();
-        self.store = None;
-        self.let_go();
     }
 }
 
 fn attached(owner: Owner) -> Owner {
     Owner { detached: false, ..owner }
+}
+
+/// The lengths of all segments on a disk.
+fn segment_lengths(disk: &SimDisk) -> impl Iterator<Item = u64> {
+    let disk = disk.kill();
+    let names = disk.list().unwrap().into_iter().filter(|name| name.starts_with("segment-"));
+    names.map(move |name| disk.open_segment(&name, Access::Read).unwrap().len())
 }

@@ -1,6 +1,12 @@
 //! What is said of a store whose bytes were changed or lost: the place, or nothing where nothing counts; never a wrong
 //! answer.
 
+mod bits;
+mod headers;
+mod lengths;
+mod lives;
+mod small;
+
 use std::fs;
 use std::path::Path;
 use std::thread;

@@ -1,7 +1,7 @@
 //! Looking at crash images: every moment of a recorded workload, opened, held against the oracle, and crashed again.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use keyonce::testing::{self, SimDisk};
 use keyonce::{Durability, KeyState, Store};
 
 use super::clients::Phase;
-use super::oracle::{self, Crash, Expected, Oracle, Seen, key};
-use super::workload::{Random, Settings, mixed};
+use super::oracle::{self, Crash, Expected, Later, Oracle, Seen, key};
+use super::workload::{Random, Settings, WALL_STEPS_MS, mixed};
 
 /// The number of a key that no workload names.
 pub(crate) const PROBE: usize = 30;
@@ -34,13 +34,19 @@ pub(crate) struct Tally {
     pub(crate) phases: u64,
     pub(crate) calls: u64,
     pub(crate) moments: u64,
+    /// Moments of which every image was looked at.
+    pub(crate) exhausted: u64,
     pub(crate) kills: u64,
     pub(crate) power_losses: u64,
+    /// Recoveries that were crashed at one of their steps, and how many of those had followed upon such a crash.
     pub(crate) crashed_recoveries: u64,
+    pub(crate) crashed_deeper: u64,
     pub(crate) crashed_again: u64,
     pub(crate) torn: u64,
     pub(crate) copied: u64,
     pub(crate) states: BTreeMap<&'static str, u64>,
+    /// How often the clients of the workloads met what is rare.
+    pub(crate) met: BTreeMap<&'static str, u64>,
 }
 
 impl Tally {
@@ -53,14 +59,19 @@ impl Tally {
         self.phases += other.phases;
         self.calls += other.calls;
         self.moments += other.moments;
+        self.exhausted += other.exhausted;
         self.kills += other.kills;
         self.power_losses += other.power_losses;
         self.crashed_recoveries += other.crashed_recoveries;
+        self.crashed_deeper += other.crashed_deeper;
         self.crashed_again += other.crashed_again;
         self.torn += other.torn;
         self.copied += other.copied;
         for (state, count) in other.states {
             *self.states.entry(state).or_default() += count;
+        }
+        for (what, count) in other.met {
+            *self.met.entry(what).or_default() += count;
         }
     }
 }
@@ -110,23 +121,26 @@ impl Check<'_> {
             return Ok(());
         }
         let kill = (Crash::Kill, moment.kill());
-        let losses = moment.images(self.plan.limit).map(|image| (Crash::PowerLoss, image));
+        let crashes = moment.crashes();
+        self.tally.exhausted += u64::from(crashes.count().is_some_and(|count| count <= self.plan.limit));
+        let losses = crashes.images(self.plan.limit).map(|image| (Crash::PowerLoss, image));
         for (number, (crash, image)) in (0..).zip(std::iter::once(kill).chain(losses)) {
             if self.only.is_some_and(|(_, only)| only != number) {
                 continue;
             }
             let mut random = Random(mixed(&[seed, number]));
             let instant = instants[instants.len() - 1 - random.index(instants.len())];
-            let later_ms = random.of(&[0, 0, 0, 1, 20_000, 100_000]);
+            let wall_step_ms = if self.settings.jumps { random.of(&WALL_STEPS_MS) } else { 0 };
+            let later = Later { ms: random.of(&[0, 0, 0, 1, 20_000, 100_000]), wall_step_ms };
             match crash {
                 Crash::Kill => self.tally.kills += 1,
                 Crash::PowerLoss => self.tally.power_losses += 1,
             }
-            let expected = oracle.expected(instant, crash, later_ms);
+            let expected = oracle.expected(instant, crash, later);
             // A kill may be followed by a power loss before anything was made durable.
-            let expected_later = oracle.expected(instant, Crash::PowerLoss, later_ms);
+            let expected_later = oracle.expected(instant, Crash::PowerLoss, later).or_since(&expected);
             self.image(&image, &expected, &expected_later, &mut random)
-                .map_err(|why| (number, format!("{crash:?}, {later_ms} ms before the opening: {why}")))?;
+                .map_err(|why| (number, format!("{crash:?}, and until the opening {later:?}: {why}")))?;
         }
         Ok(())
     }
@@ -140,7 +154,7 @@ impl Check<'_> {
         expected_later: &Expected,
         random: &mut Random,
     ) -> Result<(), String> {
-        let mut way = String::new();
+        let mut way: Vec<CrashedRecovery> = Vec::new();
         let (mut image, mut expected) = (image.clone(), expected);
         loop {
             let again = random.one_in(self.plan.again_one_in);
@@ -149,23 +163,23 @@ impl Check<'_> {
                 image.record();
             }
             let began = image.steps();
-            let opened_at = caught(|| self.opening(&image, expected, random, again)).map_err(|why| why + &way)?;
+            let opened = caught(|| self.opening(&image, expected, random, again));
+            let opened_at = opened.map_err(|why| way.iter().fold(why, |told, crashed| told + &crashed.to_string()))?;
             if !deep {
                 return Ok(());
             }
             let step = began + random.below(opened_at - began + 1);
             let moment = image.at(step);
             let loss = random.below(4);
-            write!(way, "\n  after a crash at step {step} of a recovery ({loss}):").unwrap();
-            for step in began..step {
-                write!(way, "\n    {step}: {}", image.describe(step)).unwrap();
-            }
             self.tally.crashed_recoveries += 1;
-            image = match loss {
+            self.tally.crashed_deeper += u64::from(!way.is_empty());
+            let crashed = match loss {
                 0 => moment.kill(),
                 1 => moment.crash_all_old(),
                 _ => moment.crash_image(random.next()),
             };
+            way.push(CrashedRecovery { disk: image, began, step, loss });
+            image = crashed;
             if loss > 0 {
                 expected = expected_later;
             }
@@ -182,11 +196,11 @@ impl Check<'_> {
     ) -> Result<u64, String> {
         let store = open(image, self.settings, expected, random.next())?;
         let opened_at = image.steps();
-        let seen = expected.check(&store)?;
+        let (probe, now_ms) = expected.probe(&store, PROBE)?;
+        let seen = expected.check(&store, now_ms)?;
         self.tally.torn += u64::from(store.opened().torn > 0);
         self.tally.copied += u64::from(store.opened().copied > 0);
         oracle::count(&seen, &mut self.tally.states);
-        let probe = expected.probe(&store, PROBE)?;
         if again {
             let (name, after) = match random.below(4) {
                 0 => ("everything", image.kill()),
@@ -207,6 +221,23 @@ impl Check<'_> {
             }
         }
         Ok(opened_at)
+    }
+}
+
+/// A recovery that was crashed, for messages.
+struct CrashedRecovery {
+    /// Recorded from step `began` on.
+    disk: SimDisk,
+    began: u64,
+    /// The step before which it was crashed.
+    step: u64,
+    loss: u64,
+}
+
+impl fmt::Display for CrashedRecovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n  after a crash at step {} of a recovery ({}):", self.step, self.loss)?;
+        (self.began..self.step).try_for_each(|step| write!(f, "\n    {step}: {}", self.disk.describe(step)))
     }
 }
 

@@ -189,7 +189,7 @@ fn after_the_disk_has_failed_for_good_nothing_is_told_that_a_crash_takes_back_an
 
 #[test]
 fn after_the_kth_look_at_the_disk_has_failed_the_next_one_finds_everything() {
-    let met = fail_each("failing looks", 4, false, |healthy| healthy.looks().collect());
+    let met = fail_each("failing looks", 6, false, |healthy| healthy.looks().collect());
     assert_all_met(&met, &["Open", "Map", "ReadSegment", "Populate"]);
     assert!(["Lock", "List", "ReadFile"].iter().all(|sort| met.iter().any(|(met, _)| met == sort)));
 }
@@ -221,6 +221,11 @@ fn finds_everything(disk: &SimDisk, settings: &Settings, clock: &ManualClock) ->
     }
 }
 
+/// Whether this call may have been about a hint, which nobody misses: the segment is read instead.
+fn may_be_of_a_hint(what: &str) -> bool {
+    what.contains("hint-") || ["ReadFile", "ReadSegment"].contains(&what)
+}
+
 /// Opens and closes once for each call to the disk and each error, with that call failing, and then as it should be.
 fn fails_and_heals(
     start: impl Fn() -> SimDisk,
@@ -249,7 +254,9 @@ fn fails_and_heals(
         let (disk, ended, ..) = run(Some((fault, error)));
         let (what, struck) = (healthy.describe(fault), healthy.struck(fault));
         match ended {
-            Ok(_) => assert_eq!(struck, Struck::Comfort, "{what} failed, and nobody was told"),
+            Ok(_) => {
+                assert!(struck == Struck::Comfort || may_be_of_a_hint(&what), "{what} failed, and nobody was told")
+            }
             Err(told) => assert!(is_rightly_told(&told, struck, error), "{what}: {told:?}"),
         }
         for disk in std::iter::once(disk.kill()).chain(disk.images(4)) {

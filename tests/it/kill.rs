@@ -9,6 +9,8 @@
 //!
 //! `KEYONCE_KILL_ROUNDS` sets how many children are killed at each level.
 
+mod moments;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -269,10 +271,9 @@ fn found(store: &Store, id: &str, known: &Known) -> Result<(Known, bool), String
             if !next && (token, attempt) != (known.token, known.attempt) {
                 return Err(format!("interrupted with token {token} at attempt {attempt}"));
             }
-            let dropped = known.dropped && !next;
-            // A drop is told after the fact: one that was not told may have happened.
-            let causes: &[_] = if dropped { &[Cause::Dropped] } else { &[Cause::Crash, Cause::Dropped] };
-            if !causes.contains(&stop.cause()) {
+            // A drop is told after the fact: one that was not told may have happened. One that met a full segment waits in
+            // memory until the next is ready, and a kill takes it along.
+            if ![Cause::Crash, Cause::Dropped].contains(&stop.cause()) {
                 return Err(format!("interrupted by {:?}", stop.cause()));
             }
             if known.saved.is_some_and(|token| stop.checkpoint() != checkpoint(id, token)) {

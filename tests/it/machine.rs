@@ -7,8 +7,12 @@
 //! A failure prints `KEYONCE_MACHINE_SEED=n`; with that variable set, each test here runs that seed alone. With
 //! `KEYONCE_MACHINE_OPS=n` a test goes on until it has done that many operations.
 
-mod driver;
+pub(crate) mod bytes;
+pub(crate) mod driver;
 mod found;
+#[path = "../../src/testing/fuzz/input.rs"]
+pub(crate) mod input;
+pub(crate) mod ops;
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -20,160 +24,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
 use self::driver::{Driver, Place, Settings, Tally};
+pub(crate) use self::ops::{Op, Reboot, Reopen, With, Work};
 use crate::examine::{caught, number};
 use crate::place::tell;
 use crate::workload::mixed;
-
-/// What a caller does. `pick` chooses among what callers hold; with nothing to choose from, nothing is done.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Op {
-    Reserve {
-        key: u8,
-        request: u8,
-        with: With,
-    },
-    Complete {
-        pick: u8,
-        bytes: usize,
-    },
-    CompleteWithoutBody {
-        pick: u8,
-        bytes: usize,
-    },
-    Release {
-        pick: u8,
-    },
-    Drop {
-        pick: u8,
-    },
-    Interrupt {
-        pick: u8,
-    },
-    Renew {
-        pick: u8,
-        lease_ms: u64,
-        by_view: bool,
-    },
-    SaveCheckpoint {
-        pick: u8,
-        bytes: usize,
-        by_view: bool,
-    },
-    Detach {
-        pick: u8,
-        lease_ms: u64,
-    },
-    Reattach {
-        pick: u8,
-    },
-    TakeOver {
-        pick: u8,
-    },
-    Resolve {
-        pick: u8,
-        bytes: usize,
-    },
-    ReleaseInterrupted {
-        pick: u8,
-    },
-    AskAgain {
-        pick: u8,
-    },
-    DropHandle {
-        pick: u8,
-    },
-    /// A future that waits for the key, polled for the first time.
-    Wait {
-        key: u8,
-        request: u8,
-        with: With,
-        wait_ms: u64,
-    },
-    /// The same, by the handle of an answer.
-    WaitAgain {
-        pick: u8,
-        wait_ms: u64,
-    },
-    Poll {
-        pick: u8,
-    },
-    /// Drops a future that waits.
-    GiveUp {
-        pick: u8,
-    },
-    ReserveBatch {
-        asks: [(u8, u8, With); 3],
-        waits: u8,
-    },
-    CompleteBatch {
-        pick: u8,
-        bytes: usize,
-    },
-    Once {
-        key: u8,
-        request: u8,
-        work: Work,
-    },
-    Forget {
-        key: u8,
-        bytes: usize,
-    },
-    Peek {
-        key: u8,
-    },
-    PeekAll,
-    Sync,
-    /// To a moment at which something changes by itself, a millisecond before it or after it.
-    AdvanceTo {
-        pick: u8,
-        offset: i8,
-    },
-    Advance {
-        ms: u64,
-    },
-    Reopen(Reopen, Reboot),
-}
-
-/// What a reserve asks for beyond the store's options.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct With {
-    pub(crate) durability: Option<Durability>,
-    pub(crate) lease_ms: Option<u64>,
-    pub(crate) retention_ms: Option<u64>,
-    pub(crate) on_interrupted: Option<OnInterrupted>,
-    pub(crate) releases_on_drop: Option<bool>,
-    /// The request was issued a retention ago, and so much later.
-    pub(crate) issued_offset_ms: Option<i8>,
-}
-
-/// What the work of a `once` comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    Responds { bytes: usize },
-    NothingHappened,
-    Unknown,
-    Panics,
-}
-
-/// How a store ends before it is opened again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reopen {
-    Close,
-    DropStore,
-    Kill,
-    /// What was not synced is lost, all of it.
-    LosePower,
-    /// Of what was not synced, something is lost.
-    LoseSome {
-        seed: u64,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reboot {
-    Yes,
-    No,
-}
 
 /// How many operations a run has at most; half as many on average.
 const OPS_MAX: usize = 600;

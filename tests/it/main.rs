@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should panic")]
 
+mod bounds;
 mod cli_demo;
 mod cli_run;
 mod clients;
@@ -12,7 +13,10 @@ mod docs;
 mod examine;
 mod examples;
 mod faults;
+mod forge;
 mod fork;
+mod full;
+mod fuzzed;
 mod handed_on;
 mod hints;
 mod history;
@@ -37,6 +41,7 @@ mod strays;
 mod system;
 mod table;
 mod tasks;
+mod verdicts;
 mod waits;
 mod windows;
 mod workload;

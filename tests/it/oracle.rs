@@ -11,10 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use keyonce::testing::ManualClock;
-use keyonce::{Body, Cause, Durability, Fingerprint, Key, KeyState, Reservation, Reserve, Store};
+use keyonce::{Body, Cause, Clock, Durability, Fingerprint, Key, KeyState, Reservation, Reserve, Store};
 
 /// The request that no client of a workload ever makes.
 const STRANGER: u8 = u8::MAX;
+
+/// The store's default for the largest jump of the wall clock that it follows.
+const CLOCK_JUMP_MAX_MS: u64 = 7 * 24 * 60 * 60 * 1000;
+const YEAR_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 
 /// The key of this number. All scopes and ids have different lengths, so that records start at odd places.
 pub(crate) fn key(number: usize) -> Key {
@@ -26,33 +30,58 @@ pub(crate) fn fingerprint(key: usize, request: u8) -> Fingerprint {
     Fingerprint::of_parts([key.to_string(), request.to_string()])
 }
 
-/// The hands of a clock at one moment.
+/// What the clocks show at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hands {
     pub(crate) wall_ms: u64,
     pub(crate) boot_ms: u64,
     /// How often the machine was started again.
     pub(crate) boots: u32,
+    /// Store time.
+    pub(crate) store_ms: u64,
+}
+
+/// What passes between a crash and the opening after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Later {
+    pub(crate) ms: u64,
+    /// By how much somebody sets the wall clock meanwhile.
+    pub(crate) wall_step_ms: i64,
+}
+
+impl From<u64> for Later {
+    fn from(ms: u64) -> Self {
+        Self { ms, wall_step_ms: 0 }
+    }
 }
 
 impl Hands {
     /// The clock of the same machine, some time later.
-    pub(crate) fn same_boot(self, later_ms: u64) -> ManualClock {
-        let clock = ManualClock::new(self.wall_ms - self.boot_ms);
-        for _ in 0..self.boots {
-            clock.reboot();
-        }
-        clock.advance(Duration::from_millis(self.boot_ms + later_ms));
-        clock
+    fn same_boot(self, later: Later) -> ManualClock {
+        self.clock(self.boots, self.boot_ms + later.ms, later)
     }
 
     /// The clock of the machine started again, some time later.
-    pub(crate) fn next_boot(self, later_ms: u64) -> ManualClock {
-        let clock = ManualClock::new(self.wall_ms + later_ms);
-        for _ in 0..=self.boots {
+    fn next_boot(self, later: Later) -> ManualClock {
+        self.clock(self.boots + 1, 0, later)
+    }
+
+    fn clock(self, boots: u32, boot_ms: u64, later: Later) -> ManualClock {
+        let clock = ManualClock::new(0);
+        for _ in 0..boots {
             clock.reboot();
         }
+        clock.advance(Duration::from_millis(boot_ms));
+        clock.set_wall_ms((self.wall_ms + later.ms).saturating_add_signed(later.wall_step_ms));
         clock
+    }
+
+    /// Store time after a boot, when the wall clock shows `wall_ms` and this is the last that the store knows: it
+    /// follows the wall clock, but not backwards, and not further than a week or than the clock was off before.
+    pub(crate) fn store_ms_after_boot(self, wall_ms: u64) -> u64 {
+        let passed_ms = wall_ms.saturating_sub(self.wall_ms);
+        let off_ms = self.wall_ms.saturating_sub(self.store_ms).min(YEAR_MS);
+        if passed_ms <= off_ms.max(CLOCK_JUMP_MAX_MS) { self.store_ms + passed_ms } else { self.store_ms }
     }
 }
 
@@ -140,9 +169,10 @@ impl Fate {
     }
 
     /// Whether a store that was opened after this, with nobody alive who owned anything, may show `seen` at `now_ms`.
-    fn allows(&self, key: usize, seen: &Seen, now_ms: u64) -> bool {
+    /// Before the crash it may have been as late as `newest_ms`.
+    fn allows(&self, key: usize, seen: &Seen, now_ms: u64, newest_ms: u64) -> bool {
         let Seen::Present(shown) = seen else {
-            return now_ms >= self.kept_until_ms();
+            return newest_ms >= self.kept_until_ms();
         };
         let is_of = |owner: &Owner| {
             shown.fingerprint == fingerprint(key, owner.request)
@@ -155,15 +185,17 @@ impl Fate {
         match self {
             Self::Absent => false,
             Self::Held(owner) if owner.detached && now_ms < owner.lease_end_ms => {
-                is_of(owner)
-                    && (shown.state, shown.detached) == (KeyState::InFlight, true)
-                    && shown.lease_end_ms == Some(owner.lease_end_ms)
-                    && shown.checkpoint == owner.checkpoint
+                let lapsed = owner.lease_end_ms <= newest_ms && interrupted(owner, Cause::LeaseLapsed);
+                is_of(owner) && lapsed
+                    || is_of(owner)
+                        && (shown.state, shown.detached) == (KeyState::InFlight, true)
+                        && shown.lease_end_ms == Some(owner.lease_end_ms)
+                        && shown.checkpoint == owner.checkpoint
             }
             Self::Held(owner) if owner.detached => is_of(owner) && interrupted(owner, Cause::LeaseLapsed),
             // A lapse that came before the crash is in the log, unless the crash took it.
             Self::Held(owner) => {
-                let lapsed = (owner.lease_end_ms..=now_ms).contains(&shown.since_ms);
+                let lapsed = (owner.lease_end_ms..=newest_ms).contains(&shown.since_ms);
                 is_of(owner) && (interrupted(owner, Cause::Crash) || lapsed && interrupted(owner, Cause::LeaseLapsed))
             }
             // A later attempt that was given back is interrupted for the cause of the one before it.
@@ -177,7 +209,7 @@ impl Fate {
                     && is_of(owner)
                     && shown.state == KeyState::Done
                     && shown.kept_until_ms == *until_ms
-                    && shown.response.as_ref() == Some(&(*kept, bytes.clone()))
+                    && shown.response.as_ref().is_some_and(|(is_kept, found)| (is_kept, found) == (kept, bytes))
             }
         }
     }
@@ -215,6 +247,8 @@ struct Call {
     first_step: u64,
     end_step: u64,
     after: Hands,
+    /// It opened the store: from its end on, what the store knows of the time is no older.
+    opened: bool,
 }
 
 /// The memory of all clients of one store. See the head of this file.
@@ -227,13 +261,19 @@ pub(crate) struct Oracle {
     tokens: Vec<(usize, u64)>,
     /// The largest token told before the first call.
     token_floor: u64,
+    /// What the store may know of the time before the first call.
+    marks: Vec<Hands>,
+    /// As late as store time ever was before the first call: a wall clock that is set back can take it back over a
+    /// restart, but not what was written meanwhile.
+    latest_ms: u64,
 }
 
 impl Oracle {
     /// Of clients that have asked for nothing yet; `fates` is what is true of each key, and durable.
     pub(crate) fn new(fates: impl IntoIterator<Item = Arc<Fate>>, token_floor: u64) -> Self {
         let facts = fates.into_iter().map(|fate| vec![Fact { call: 0, fate, sure: true }]).collect();
-        Self { facts, promises: Vec::new(), calls: Vec::new(), tokens: Vec::new(), token_floor }
+        let (promises, calls, tokens, marks, latest_ms) = Default::default();
+        Self { facts, promises, calls, tokens, token_floor, marks, latest_ms }
     }
 
     pub(crate) fn keys(&self) -> usize {
@@ -241,13 +281,18 @@ impl Oracle {
     }
 
     pub(crate) fn begin(&mut self, step: u64, hands: Hands) {
-        self.calls.push(Call { first_step: step, end_step: u64::MAX, after: hands });
+        self.calls.push(Call { first_step: step, end_step: u64::MAX, after: hands, opened: false });
     }
 
     pub(crate) fn end(&mut self, step: u64, hands: Hands) {
         let call = self.calls.last_mut().unwrap();
         call.end_step = step;
         call.after = hands;
+    }
+
+    /// The running call has opened the store.
+    pub(crate) fn opened(&mut self) {
+        self.calls.last_mut().unwrap().opened = true;
     }
 
     /// The number of calls that were begun.
@@ -298,6 +343,17 @@ impl Oracle {
         self.promises.push(Promise { call, key, fact, durable });
     }
 
+    /// The running call has shown that all is durable that was answered at store time `until_ms` or before.
+    pub(crate) fn durable_until(&mut self, until_ms: u64) {
+        let call = self.calls.len() - 1;
+        for (key, facts) in self.facts.iter().enumerate() {
+            let settled = |fact: &Fact| fact.sure && self.calls[fact.call].after.store_ms <= until_ms;
+            if let Some(fact) = facts.iter().rposition(settled) {
+                self.promises.push(Promise { call, key, fact, durable: true });
+            }
+        }
+    }
+
     pub(crate) fn told_all(&mut self, durable: bool) {
         for key in 0..self.keys() {
             self.told(key, durable);
@@ -337,8 +393,9 @@ impl Oracle {
         instants
     }
 
-    /// What an opening after a crash at `instant` may show, `later_ms` after it.
-    pub(crate) fn expected(&self, instant: Instant, crash: Crash, later_ms: u64) -> Expected {
+    /// What an opening after a crash at `instant` may show, some time later.
+    pub(crate) fn expected(&self, instant: Instant, crash: Crash, later: impl Into<Later>) -> Expected {
+        let later = later.into();
         let asked_before = instant.ended + usize::from(instant.running);
         let mut floors = vec![0; self.keys()];
         for promise in &self.promises {
@@ -351,29 +408,64 @@ impl Oracle {
             asked.filter(|(at, _)| *at >= floor).map(|(_, fact)| Arc::clone(&fact.fate)).collect()
         });
         let told = self.tokens.iter().filter(|(call, _)| *call < instant.ended).map(|(_, token)| *token);
+        let clock = match crash {
+            Crash::Kill => instant.hands.same_boot(later),
+            Crash::PowerLoss => instant.hands.next_boot(later),
+        };
+        let after = |mark: &Hands| match crash {
+            Crash::Kill if mark.boots == instant.hands.boots => mark.store_ms + clock.boot_ms() - mark.boot_ms,
+            Crash::Kill | Crash::PowerLoss => mark.store_ms_after_boot(clock.wall_ms()),
+        };
+        let mut now_ms: Vec<u64> = self.marks_at(instant).iter().map(after).collect();
+        if self.marks.is_empty() && !self.calls[..instant.ended].iter().any(|call| call.opened) {
+            // There may be no store yet, and a new one begins with the wall clock.
+            now_ms.push(clock.wall_ms());
+        }
         Expected {
             candidates: candidates.collect(),
             token_max: told.max().unwrap_or(0).max(self.token_floor),
-            clock: match crash {
-                Crash::Kill => instant.hands.same_boot(later_ms),
-                Crash::PowerLoss => instant.hands.next_boot(later_ms),
-            },
-            now_ms: instant.hands.wall_ms + later_ms,
+            clock,
+            now_ms,
+            crashed_ms: self.latest_at(instant),
         }
     }
 
-    /// The memory of clients after a crash that left `seen`, of what was `expected`.
-    pub(crate) fn after(&self, expected: &Expected, seen: &[Seen]) -> Self {
-        let fates = seen.iter().enumerate().map(|(key, seen)| match seen {
-            Seen::Absent => Arc::new(Fate::Absent),
-            // Where two acts cannot be told apart, the one that promised less.
-            Seen::Present(_) => {
-                let all = expected.candidates[key].iter();
-                let left = all.filter(|fate| fate.allows(key, seen, expected.now_ms));
-                Arc::clone(left.min_by_key(|fate| fate.kept_until_ms()).unwrap())
-            }
+    /// As late as store time ever was by `instant`.
+    fn latest_at(&self, instant: Instant) -> u64 {
+        let ended = self.calls.iter().take(instant.ended).map(|call| call.after.store_ms);
+        ended.chain([self.latest_ms, instant.hands.store_ms]).max().unwrap_or(0)
+    }
+
+    /// What the store may know of the time after a crash at `instant`: all since the last opening.
+    fn marks_at(&self, instant: Instant) -> Vec<Hands> {
+        let ended = &self.calls[..instant.ended];
+        let opened = ended.iter().rposition(|call| call.opened);
+        let earlier = if opened.is_none() { self.marks.as_slice() } else { &[] };
+        let since = ended[opened.unwrap_or(0)..].iter().map(|call| call.after);
+        let mut marks: Vec<Hands> = earlier.iter().copied().chain(since).chain([instant.hands]).collect();
+        marks.dedup();
+        marks
+    }
+
+    /// The memory of clients after a crash at `instant` that left `seen` at `now_ms`, of what was `expected`.
+    pub(crate) fn after(&self, instant: Instant, expected: &Expected, seen: &[Seen], now_ms: u64) -> Self {
+        let newest_ms = expected.newest_ms(now_ms);
+        let facts = seen.iter().zip(&expected.candidates).enumerate().map(|(key, (seen, candidates))| {
+            let left = candidates.iter().filter(|fate| fate.allows(key, seen, now_ms, newest_ms));
+            let mut left: Vec<Arc<Fate>> = left.cloned().collect();
+            // Until an opening ends, what this one saw may be seen otherwise: a key that was over is not, where the
+            // wall clock is set back. From then on it is, of acts that look the same, the one that promised least.
+            let least = (0..left.len()).min_by_key(|at| left[*at].kept_until_ms()).unwrap();
+            let least = left.remove(least);
+            left.push(least);
+            left.into_iter().map(|fate| Fact { call: 0, fate, sure: true }).collect()
         });
-        Self::new(fates, self.token_max())
+        let facts = facts.collect();
+        let wall_ms = expected.clock.wall_ms();
+        let mut marks = self.marks_at(instant);
+        marks.retain(|mark| mark.store_ms_after_boot(wall_ms) == now_ms);
+        let latest_ms = expected.crashed_ms.max(now_ms);
+        Self { facts, marks, latest_ms, ..Self::new([], self.token_max()) }
     }
 }
 
@@ -391,14 +483,27 @@ pub(crate) struct Expected {
     candidates: Vec<Vec<Arc<Fate>>>,
     token_max: u64,
     pub(crate) clock: ManualClock,
-    now_ms: u64,
+    /// What store time may be.
+    now_ms: Vec<u64>,
+    /// As late as it ever was before the crash.
+    crashed_ms: u64,
 }
 
 impl Expected {
+    /// The same, if some recovery before was begun when `earlier` held: it has told the store the time.
+    pub(crate) fn or_since(mut self, earlier: &Self) -> Self {
+        self.now_ms.extend(&earlier.now_ms);
+        self
+    }
+
+    fn newest_ms(&self, now_ms: u64) -> u64 {
+        now_ms.max(self.crashed_ms)
+    }
+
     /// Whether every key is as some client left it, and refuses what it must; gives what was seen.
-    pub(crate) fn check(&self, store: &Store) -> Result<Vec<Seen>, String> {
+    pub(crate) fn check(&self, store: &Store, now_ms: u64) -> Result<Vec<Seen>, String> {
         let seen = observe(store, self.candidates.len())?;
-        self.check_seen(&seen)?;
+        self.check_seen(&seen, now_ms)?;
         for (number, seen) in seen.iter().enumerate() {
             if matches!(seen, Seen::Present(_)) {
                 let stranger = store.reserve(&key(number), fingerprint(number, STRANGER));
@@ -411,25 +516,35 @@ impl Expected {
     }
 
     /// Whether every key is as some client left it.
-    pub(crate) fn check_seen(&self, seen: &[Seen]) -> Result<(), String> {
+    pub(crate) fn check_seen(&self, seen: &[Seen], now_ms: u64) -> Result<(), String> {
+        let newest_ms = self.newest_ms(now_ms);
         for (number, (seen, candidates)) in seen.iter().zip(&self.candidates).enumerate() {
-            if !candidates.iter().any(|fate| fate.allows(number, seen, self.now_ms)) {
-                let now_ms = self.now_ms;
+            if !candidates.iter().any(|fate| fate.allows(number, seen, now_ms, newest_ms)) {
                 return Err(format!("key {number} is {seen:#?} at {now_ms}; allowed, oldest first: {candidates:#?}"));
             }
         }
         Ok(())
     }
 
-    /// Reserves a key that nobody has ever named: its token must be larger than every one told before.
-    pub(crate) fn probe(&self, store: &Store, number: usize) -> Result<Reservation, String> {
-        match store.reserve(&key(number), fingerprint(number, 0)) {
-            Ok(Reserve::Fresh(reservation)) if reservation.token().to_u64() > self.token_max => Ok(reservation),
+    /// Reserves a key that nobody has ever named: its token must be larger than every one told before, and the time at
+    /// which the store saw it first is the store's time, which must be one that it can be. Says that time, too.
+    pub(crate) fn probe(&self, store: &Store, number: usize) -> Result<(Reservation, u64), String> {
+        let reservation = match store.reserve(&key(number), fingerprint(number, 0)) {
+            Ok(Reserve::Fresh(reservation)) if reservation.token().to_u64() > self.token_max => reservation,
             Ok(Reserve::Fresh(reservation)) => {
-                Err(format!("the token {} was given after {} was told", reservation.token(), self.token_max))
+                return Err(format!("the token {} was given after {} was told", reservation.token(), self.token_max));
             }
-            other => Err(format!("a key that was never named is answered {other:?}")),
+            other => return Err(format!("a key that was never named is answered {other:?}")),
+        };
+        let info = store.peek(&key(number)).map_err(|error| error.to_string())?;
+        let now_ms = info.map(|info| ms(info.first_seen)).ok_or("a key that was just reserved is absent")?;
+        if !self.now_ms.contains(&now_ms) {
+            return Err(format!(
+                "store time is {now_ms}; allowed: {:?}; it was {} before",
+                self.now_ms, self.crashed_ms
+            ));
         }
+        Ok((reservation, now_ms))
     }
 }
 

@@ -7,9 +7,15 @@ use keyonce::testing::{self, ManualClock, SimDisk, Tear};
 use keyonce::{AppendMode, Durability, Error, Options, Retention, Store};
 
 /// The smallest segment that a store may have, so that segments roll often.
-const SEGMENT_BYTES: u64 = 192 << 10;
+pub(crate) const SEGMENT_BYTES: u64 = 192 << 10;
 pub(crate) const RETENTION_MS: u64 = 60_000;
 pub(crate) const LEASE_MS: u64 = 30_000;
+/// How often a store syncs of which nothing else is asked.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
+/// By how much somebody sets the wall clock: mostly not at all, else by less or by more than the store follows.
+pub(crate) const WALL_STEPS_MS: [i64; 8] =
+    [0, 0, 0, -HOUR_MS, -HOUR_MS, HOUR_MS, 30 * 24 * HOUR_MS, -30 * 24 * HOUR_MS];
+const HOUR_MS: i64 = 60 * 60 * 1000;
 /// Large enough that a few bodies fill a segment, and that one body lies in many pages.
 const BODY_BYTES_MAX: usize = 64 << 10;
 const BODY_BYTES_LARGE: [usize; 5] = [200, 20_000, 45_000, 60_000, BODY_BYTES_MAX];
@@ -130,14 +136,57 @@ pub(crate) enum Op {
     Advance {
         ms: u64,
     },
-    /// Closes the store, starts the machine again and opens the store.
-    Reboot,
+    /// Closes the store, starts the machine again with the wall clock set by so much, and opens the store.
+    Reboot {
+        step_ms: i64,
+    },
+    /// Somebody sets the wall clock.
+    StepWall {
+        step_ms: i64,
+    },
+    /// Reserves the key, does the work and stores its response, in one call.
+    Once {
+        key: usize,
+        with: With,
+        work: Work,
+    },
+    /// Asks for the key, and waits for it while others go on.
+    Wait {
+        key: usize,
+        with: With,
+        wait_ms: u64,
+    },
+    /// The first who waits for the key goes away.
+    Leave {
+        key: usize,
+    },
+    /// Releases the key, and whoever waits for it goes away before it is told that it is the owner now.
+    ReleaseUnseen {
+        key: usize,
+    },
+    /// Reserves several keys in one call, one of them perhaps twice.
+    ReserveBatch {
+        seed: u64,
+    },
+    /// Completes up to `count` reservations in one call.
+    CompleteBatch {
+        count: usize,
+        bytes: usize,
+    },
     /// The process is killed; another one opens the store.
     Kill,
     /// The power fails, and what it leaves is chosen by the seed.
     LosePower {
         seed: u64,
     },
+}
+
+/// How the work of a [`Op::Once`] ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Responds { bytes: usize },
+    NothingHappened,
+    Unknown,
 }
 
 /// What a reserve asks for beyond the store's options.
@@ -150,30 +199,37 @@ pub(crate) struct With {
     pub(crate) release_on_drop: bool,
 }
 
+impl With {
+    pub(crate) fn by_chance(random: &mut Random) -> Self {
+        Self {
+            durability: random.of(&[None, None, Some(Durability::PowerLoss), Some(Durability::ProcessCrash)]),
+            lease_ms: random.of(&[None, None, Some(5_000)]),
+            retention_ms: random.of(&[None, None, Some(20_000)]),
+            take_over: random.one_in(3),
+            release_on_drop: random.one_in(4),
+        }
+    }
+}
+
 impl Op {
     pub(crate) fn by_chance(random: &mut Random, settings: &Settings) -> Self {
         let key = random.index(settings.keys);
-        let bodies = match settings.kind {
-            Kind::Everything => &BODY_BYTES[..],
-            Kind::LargeBodies => &BODY_BYTES_LARGE[..],
-            Kind::Ring if !random.one_in(10) => return Self::that_turns_the_ring(random, key),
-            Kind::Ring => &BODY_BYTES_LARGE[..],
-        };
+        if settings.jumps && random.one_in(25) {
+            let step_ms = random.of(&WALL_STEPS_MS);
+            return if random.one_in(3) { Self::Reboot { step_ms } } else { Self::StepWall { step_ms } };
+        }
+        if settings.many && random.one_in(if settings.kind == Kind::Everything { 4 } else { 10 }) {
+            return Self::of_many(random, key, settings.bodies());
+        }
+        if settings.kind == Kind::Ring && !random.one_in(10) {
+            return Self::that_turns_the_ring(random, key);
+        }
+        let bodies = settings.bodies();
         let seldom_opened = settings.kind != Kind::Everything;
         match random.below(100) {
             // A store that is opened seldom fills its segments.
             84..88 | 98..100 if seldom_opened && !random.one_in(6) => Self::Complete { key, bytes: random.of(bodies) },
-            0..30 => Self::Reserve {
-                key,
-                request: u8::from(random.one_in(4)),
-                with: With {
-                    durability: random.of(&[None, None, Some(Durability::PowerLoss), Some(Durability::ProcessCrash)]),
-                    lease_ms: random.of(&[None, None, Some(5_000)]),
-                    retention_ms: random.of(&[None, None, Some(20_000)]),
-                    take_over: random.one_in(3),
-                    release_on_drop: random.one_in(4),
-                },
-            },
+            0..30 => Self::Reserve { key, request: u8::from(random.one_in(4)), with: With::by_chance(random) },
             30..50 => Self::Complete { key, bytes: random.of(bodies) },
             50..53 => Self::CompleteWithoutBody { key, bytes: random.of(&[0, 30, 5_000]) },
             53..56 => Self::Release { key },
@@ -190,10 +246,30 @@ impl Op {
             82..84 => Self::Sync,
             84..86 => Self::Close,
             86..87 => Self::DropStore,
-            87..88 => Self::Reboot,
+            87..88 => Self::Reboot { step_ms: 0 },
             88..98 => Self::Advance { ms: random.of(&[1, 1_000, 1_000, 10_000, 10_000, 31_000, 61_000, 150_000]) },
             98..99 => Self::Kill,
             _ => Self::LosePower { seed: random.next() },
+        }
+    }
+
+    /// Calls that do several things, and callers who wait.
+    fn of_many(random: &mut Random, key: usize, bodies: &[usize]) -> Self {
+        match random.below(20) {
+            0..5 => Self::Once {
+                key,
+                with: With::by_chance(random),
+                work: match random.below(4) {
+                    0 => Work::NothingHappened,
+                    1 => Work::Unknown,
+                    _ => Work::Responds { bytes: random.of(bodies) },
+                },
+            },
+            5..10 => Self::Wait { key, with: With::by_chance(random), wait_ms: random.of(&[1_000, 20_000, 400_000]) },
+            10..12 => Self::ReleaseUnseen { key },
+            12..13 => Self::Leave { key },
+            13..17 => Self::ReserveBatch { seed: random.next() },
+            _ => Self::CompleteBatch { count: 2 + random.index(3), bytes: random.of(bodies) },
         }
     }
 
@@ -238,6 +314,12 @@ pub(crate) struct Settings {
     pub(crate) keys: usize,
     /// What its workload dwells on.
     pub(crate) kind: Kind,
+    /// The first segments are small, and later ones double up to four times their size.
+    pub(crate) growing: bool,
+    /// Somebody sets the wall clock now and then.
+    pub(crate) jumps: bool,
+    /// There are calls that do several things, and callers who wait.
+    pub(crate) many: bool,
 }
 
 /// What a workload dwells on.
@@ -260,6 +342,9 @@ impl Settings {
             tear: Tear::Page,
             keys: 5,
             kind: Kind::Everything,
+            growing: false,
+            jumps: false,
+            many: false,
         }
     }
 
@@ -274,17 +359,40 @@ impl Settings {
             tear: random.of(&[Tear::Page, Tear::Sector]),
             keys: if kind == Kind::Everything { 5 } else { 10 },
             kind,
+            ..Self::plain()
         }
     }
 
+    /// The same, and by chance what only some stores meet.
+    pub(crate) fn with_more(self, random: &mut Random) -> Self {
+        let interval = self.durability == Durability::ProcessCrash && random.one_in(2);
+        Self {
+            durability: if interval { Durability::Interval(INTERVAL) } else { self.durability },
+            growing: random.one_in(3),
+            jumps: random.one_in(3),
+            many: random.one_in(2),
+            ..self
+        }
+    }
+
+    /// The lengths of responses.
+    pub(crate) fn bodies(&self) -> &'static [usize] {
+        if self.kind == Kind::Everything { &BODY_BYTES } else { &BODY_BYTES_LARGE }
+    }
+
     pub(crate) fn options(&self, clock: &ManualClock) -> Options {
-        Options::new()
+        let options = Options::new()
             .durability(self.durability)
             .append_mode(self.append_mode)
             .lease(Duration::from_millis(LEASE_MS))
-            .retention(Retention::new(Duration::from_millis(RETENTION_MS), 1.0))
             .response_bytes_max(BODY_BYTES_MAX)
-            .segment_bytes(SEGMENT_BYTES)
-            .clock(Arc::new(clock.clone()))
+            .clock(Arc::new(clock.clone()));
+        let retention = |keys_per_second| Retention::new(Duration::from_millis(RETENTION_MS), keys_per_second);
+        if self.growing {
+            // 720 keys of the largest body in a window, of which a segment is a 64th: 740 KiB.
+            options.retention(retention(12.0)).response_bytes(BODY_BYTES_MAX)
+        } else {
+            options.retention(retention(1.0)).segment_bytes(SEGMENT_BYTES)
+        }
     }
 }

@@ -365,9 +365,14 @@ impl Model {
 
     /// What [`Interrupted::take_over`](crate::Interrupted::take_over) answers.
     pub fn take_over(&mut self, handle: &Handle) -> Expected {
+        let durable = self.durable;
         match self.still_interrupted(handle) {
             Ok((work, cause)) => self.next_owner(&handle.key, (&work, cause), &handle.asked, work.retention_ms),
-            Err(No::Superseded) => self.ask(&handle.key, handle.fingerprint, &handle.asked, false),
+            Err(No::Superseded) => {
+                // Nobody is told so, and nothing rests on it: the question is asked anew.
+                self.durable = durable;
+                self.ask(&handle.key, handle.fingerprint, &handle.asked, false)
+            }
             Err(no) => no.into(),
         }
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use keyonce::{
-    Body, Cause, Completion, Durability, Error, NotReattached, NotStored, OnDrop, OnInterrupted, Reservation, Reserve,
-    ReserveOptions, Token,
+    Attempt, Body, Cause, Completion, Durability, Error, NotReattached, NotStored, OnDrop, OnInterrupted, Reservation,
+    Reserve, ReserveOptions, Token,
 };
 
 use super::{Asked, Clients, Guard, attached};
@@ -40,9 +40,16 @@ impl Clients {
                 Ok(()) => self.oracle.told_all(true),
                 Err(error) => self.told(error),
             },
-            Op::Close | Op::DropStore | Op::Advance { .. } | Op::Reboot | Op::Kill | Op::LosePower { .. } => {
+            Op::Once { key, with, work } => self.once(key, with, work),
+            Op::Wait { key, with, wait_ms } => self.wait(key, with, wait_ms),
+            Op::Leave { key } => self.leave(key),
+            Op::ReleaseUnseen { key } => self.release_unseen(key),
+            Op::ReserveBatch { seed } => self.reserve_batch(seed),
+            Op::CompleteBatch { count, bytes } => self.complete_batch(count, bytes),
+            Op::Close | Op::DropStore | Op::Advance { .. } | Op::StepWall { .. } | Op::Reboot { .. } => {
                 unreachable!("not a call of one client")
             }
+            Op::Kill | Op::LosePower { .. } => unreachable!("not a call of a client"),
         }
     }
 
@@ -57,11 +64,12 @@ impl Clients {
         self.oracle.told(key, level == Durability::PowerLoss || known == Some(Durability::PowerLoss));
     }
 
-    fn is_held(&self, key: usize) -> bool {
+    pub(super) fn is_held(&self, key: usize) -> bool {
         self.guards.iter().any(|guard| guard.key == key && self.latest(key, guard.reservation.token()).is_some())
     }
 
-    fn reserve(&mut self, number: usize, request: u8, with: With) {
+    /// What a client asks for, in its own words and in the store's.
+    pub(super) fn asking(&self, request: u8, with: With) -> (Asked, ReserveOptions) {
         let asked = Asked {
             request,
             durability: with.durability.unwrap_or(self.settings.durability),
@@ -73,15 +81,29 @@ impl Clients {
         let options = ReserveOptions::new()
             .lease(Duration::from_millis(asked.lease_ms))
             .retention(Duration::from_millis(asked.retention_ms))
-            .durability(asked.durability)
             .on_drop(asked.on_drop)
             .on_interrupted(policy);
-        let before = self.oracle.last(number).clone();
-        let next = before.unfinished().filter(|_| with.take_over).map(|earlier| Owner {
+        let options = match with.durability {
+            Some(durability) => options.durability(durability),
+            None => options,
+        };
+        (asked, options)
+    }
+
+    /// Who owns an unfinished key next, if `take_over` is the rule of who asks.
+    pub(super) fn next_owner(&self, number: usize, asked: Asked, take_over: bool) -> Option<Owner> {
+        let earlier = self.oracle.last(number).unfinished().filter(|_| take_over)?;
+        Some(Owner {
             retention_ms: asked.retention_ms,
             durability: stronger(earlier.durability, asked.durability),
             ..taken_over(earlier)
-        });
+        })
+    }
+
+    fn reserve(&mut self, number: usize, request: u8, with: With) {
+        let (asked, options) = self.asking(request, with);
+        let before = self.oracle.last(number).clone();
+        let next = self.next_owner(number, asked, with.take_over);
         match self.store().reserve_with(&key(number), fingerprint(number, request), &options) {
             Ok(answer) => self.answered(number, asked, answer, next),
             // It may have been written for all that is known.
@@ -98,7 +120,7 @@ impl Clients {
     }
 
     /// The first owner of a key that was absent.
-    fn first_owner(&self, asked: Asked) -> Owner {
+    pub(super) fn first_owner(&self, asked: Asked) -> Owner {
         Owner {
             request: asked.request,
             token: None,
@@ -111,34 +133,39 @@ impl Clients {
         }
     }
 
-    fn leased(&self, owner: Owner, asked: Asked) -> Owner {
+    pub(super) fn leased(&self, owner: Owner, asked: Asked) -> Owner {
         Owner { lease_end_ms: self.now_ms() + asked.lease_ms, ..owner }
     }
 
+    /// A client was told that it owns a key; `next` is who would be the next owner of an unfinished one.
+    pub(super) fn owns(&mut self, number: usize, asked: Asked, view: &Attempt, next: Option<Owner>) {
+        let before = self.oracle.last(number).clone();
+        let owner = if view.number() == 1 {
+            let forgotten = self.now_ms() >= before.kept_until_ms() && !self.is_held(number);
+            assert!(forgotten || self.oracle.is_key_in_doubt(number), "key {number} is given away: {before:?}");
+            self.first_owner(asked)
+        } else {
+            let owner = next.unwrap_or_else(|| panic!("key {number} is given away: {before:?}"));
+            assert!(owner.attempt == view.number() && owner.request == asked.request, "{owner:?} of {number}");
+            assert_eq!(Bytes(view.checkpoint().to_vec()), owner.checkpoint, "key {number}");
+            owner
+        };
+        let token = view.token().to_u64();
+        assert!(token > self.oracle.token_max(), "the token {token} of key {number} is not new");
+        self.oracle.token_told(token);
+        let owner = self.leased(Owner { token: Some(token), ..owner }, asked);
+        let durable = owner.durability == Durability::PowerLoss;
+        self.oracle.asked(number, Fate::Held(owner));
+        self.oracle.confirmed(number, durable);
+    }
+
     /// A reserve or a take-over was answered; `next` is who would be the next owner of an unfinished key.
-    fn answered(&mut self, number: usize, asked: Asked, answer: Reserve, next: Option<Owner>) {
+    pub(super) fn answered(&mut self, number: usize, asked: Asked, answer: Reserve, next: Option<Owner>) {
         let before = self.oracle.last(number).clone();
         let now_ms = self.now_ms();
         match answer {
             Reserve::Fresh(reservation) => {
-                let view = reservation.attempt_view();
-                let owner = if view.number() == 1 {
-                    let forgotten = now_ms >= before.kept_until_ms() && !self.is_held(number);
-                    assert!(forgotten || self.oracle.is_key_in_doubt(number), "key {number} is given away: {before:?}");
-                    self.first_owner(asked)
-                } else {
-                    let owner = next.unwrap_or_else(|| panic!("key {number} is given away: {before:?}"));
-                    assert!(owner.attempt == view.number() && owner.request == asked.request, "{owner:?} of {number}");
-                    assert_eq!(Bytes(view.checkpoint().to_vec()), owner.checkpoint, "key {number}");
-                    owner
-                };
-                let token = reservation.token().to_u64();
-                assert!(token > self.oracle.token_max(), "the token {token} of key {number} is not new");
-                self.oracle.token_told(token);
-                let owner = self.leased(Owner { token: Some(token), ..owner }, asked);
-                let durable = owner.durability == Durability::PowerLoss;
-                self.oracle.asked(number, Fate::Held(owner));
-                self.oracle.confirmed(number, durable);
+                self.owns(number, asked, &reservation.attempt_view(), next);
                 let (on_drop, lease_ms) = (asked.on_drop, asked.lease_ms);
                 self.guards.push(Guard { key: number, on_drop, lease_ms, reservation });
                 return;
@@ -170,7 +197,13 @@ impl Clients {
     }
 
     /// An owner's act was answered; `fate` is what it asked for.
-    fn acted(&mut self, key: usize, completion: Completion, latest: Option<Owner>, fate: impl FnOnce(Owner) -> Fate) {
+    pub(super) fn acted(
+        &mut self,
+        key: usize,
+        completion: Completion,
+        latest: Option<Owner>,
+        fate: impl FnOnce(Owner) -> Fate,
+    ) {
         match (completion, latest) {
             (Completion::Done, Some(owner)) => {
                 let fate = fate(owner);
@@ -196,10 +229,7 @@ impl Clients {
             false => guard.reservation.complete_without_body(&bytes),
         };
         let now_ms = self.now_ms();
-        let done = |owner: Owner| {
-            let until_ms = now_ms + owner.retention_ms;
-            Fate::Done { owner, bytes: Bytes(bytes), kept, until_ms }
-        };
+        let done = |owner: Owner| done(owner, bytes, kept, now_ms);
         match stored {
             Ok(completion) => self.acted(key, completion, latest, done),
             Err(NotStored { error, reservation }) => {
@@ -349,10 +379,7 @@ impl Clients {
         let latest = self.latest(key, interrupted.token);
         let bytes = body(key, self.oracle.calls(), bytes);
         let now_ms = self.now_ms();
-        let done = |owner: Owner| {
-            let until_ms = now_ms + owner.retention_ms;
-            Fate::Done { owner, bytes: Bytes(bytes.clone()), kept: true, until_ms }
-        };
+        let done = |owner: Owner| done(owner, bytes.clone(), true, now_ms);
         match interrupted.resolve(&bytes) {
             Ok(Completion::Superseded) => self.told_as_it_was(key, self.settings.durability),
             Ok(Completion::Done) => self.acted(key, Completion::Done, latest, done),
@@ -384,8 +411,14 @@ impl Clients {
     }
 }
 
+/// What a completion makes of a reservation.
+pub(super) fn done(owner: Owner, bytes: Vec<u8>, kept: bool, now_ms: u64) -> Fate {
+    let until_ms = now_ms + owner.retention_ms;
+    Fate::Done { owner, bytes: Bytes(bytes), kept, until_ms }
+}
+
 /// What a release makes of a reservation: of an earlier attempt the outcome is still unknown.
-fn given_back(owner: Owner, since_ms: u64) -> Fate {
+pub(super) fn given_back(owner: Owner, since_ms: u64) -> Fate {
     if owner.attempt == 1 {
         Fate::Absent
     } else {

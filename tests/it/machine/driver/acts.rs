@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use keyonce::testing::{Expected, Owner};
-use keyonce::{Fingerprint, Key, OnDrop, Reservation, Reserve, ReserveOptions};
+use keyonce::{Fingerprint, Key, KeyState, OnDrop, Reservation, Reserve, ReserveOptions};
 
 use super::{Driver, HELD_MAX, KEYS, WINDOW_MS, agree, fingerprint, key};
 use crate::machine::{Op, With};
@@ -43,6 +43,11 @@ impl Driver {
     pub(crate) fn act(&mut self, op: Op) -> Result<(), String> {
         self.tally.ops += 1;
         self.calls += 1;
+        if self.faults.is_none() { self.act_soundly(op) } else { self.act_amid_faults(op) }
+    }
+
+    /// One act on a disk that does what it is told.
+    pub(super) fn act_soundly(&mut self, op: Op) -> Result<(), String> {
         match op {
             Op::Reserve { key, request, with } => self.reserve(key, request, with)?,
             Op::Complete { pick, bytes } => self.complete(pick, bytes, true)?,
@@ -82,20 +87,32 @@ impl Driver {
             Op::Once { key, request, work } => self.once(key, request, work)?,
             Op::Peek { key: number } => self.peek(&key(number))?,
             Op::PeekAll => self.peek_all()?,
-            Op::Sync => agree("sync", &self.store().sync().map_err(|error| error.kind()), &self.model.sync())?,
+            Op::Sync => self.sync()?,
             Op::AdvanceTo { pick, offset } => self.advance_to(pick, offset),
             Op::Advance { ms: by_ms } => self.clock.advance(ms(by_ms)),
             Op::Reopen(way, reboot) => self.reopen(way, reboot)?,
+            Op::Fail { after, fault, then } => self.fail(after, fault, then),
+            Op::Heal => self.heal()?,
         }
         self.learn()
+    }
+
+    pub(super) fn sync(&mut self) -> Result<(), String> {
+        let answer = self.store().sync();
+        let expected = self.model.sync();
+        answer.map_err(|error| self.failed("sync", &error))?;
+        agree("sync", &Ok(()), &expected)
     }
 
     /// Tells the model the tokens of those who were handed a key and have not yet taken it.
     pub(super) fn learn(&mut self) -> Result<(), String> {
         let mut owned = Vec::new();
         for key in self.model.nameless() {
-            let seen = self.store().peek(&key).map_err(|error| format!("peeking at {key:?}: {error}"))?;
-            owned.push((key.clone(), seen.ok_or_else(|| format!("{key:?} was not handed over"))?));
+            let seen = self.store().peek(&key).map_err(|error| self.failed("peeking", &error))?;
+            let Some(seen) = seen.filter(|seen| seen.state == KeyState::InFlight) else {
+                return Err(self.waits_for_room(&format!("{key:?}, handed over")));
+            };
+            owned.push((key, seen));
         }
         owned.sort_by_key(|(_, seen)| seen.token);
         for (key, seen) in &owned {
@@ -105,6 +122,12 @@ impl Driver {
     }
 
     pub(super) fn agree(&mut self, call: &str, store: &Expected, model: &Expected) -> Result<(), String> {
+        if let Expected::Refused(kind) = store
+            && store != model
+            && self.may_be_refused(*kind)
+        {
+            self.refused = Some(*kind);
+        }
         self.tally.count(call, model);
         agree(call, store, model)
     }
@@ -208,11 +231,11 @@ impl Driver {
             let answer = reservation.complete_without_body(&bytes);
             ("complete without body", answer, self.model.complete_without_body(&owner, &bytes))
         };
-        self.agree(call, &Expected::from(&answer), &expected)?;
+        let told = Expected::from(&answer);
         if let Err(not_stored) = answer {
             self.guards.push((owner, not_stored.reservation));
         }
-        Ok(())
+        self.agree(call, &told, &expected)
     }
 
     fn release(&mut self, pick: u8) -> Result<(), String> {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use keyonce::testing::{Expected, Known, Owner};
-use keyonce::{Ask, ErrorKind, Failed, Key, OnceError, Outcome, Reserve, ReserveOptions, Token};
+use keyonce::{Ask, ErrorKind, Failed, Key, NotStored, OnceError, Outcome, Reserve, ReserveOptions, Token};
 
 use super::acts::{keep, take};
 use super::{Driver, HELD_MAX, Waiting, fingerprint, key};
@@ -85,7 +85,7 @@ impl Driver {
         }
         match (answer, expected) {
             (Poll::Pending, None) => Ok(Some(waiting)),
-            (Poll::Pending, Some(expected)) => Err(format!("it waits, and should be told {expected:?}")),
+            (Poll::Pending, Some(expected)) => Err(self.waits_for_room(&expected)),
             (Poll::Ready(answer), None) => Err(format!("it should wait, and is told {answer:?}")),
             (Poll::Ready(answer), Some(expected)) => {
                 self.agree("wait", &Expected::from(&answer), &expected)?;
@@ -106,22 +106,41 @@ impl Driver {
         }
         let asks: Vec<Ask> =
             batch.iter().map(|(key, asked, with, _)| Ask::new(key, *asked).options(with.clone())).collect();
-        let answers = self.store().reserve_batch(&asks).map_err(|error| format!("a batch: {error}"))?;
+        let answers = match self.store().reserve_batch(&asks) {
+            Ok(answers) => answers,
+            Err(error) => {
+                for (key, fingerprint, options, _) in batch.iter().filter(|(.., waits)| !waits) {
+                    // Of a key that was reserved by such a call, nobody knows whose it is.
+                    if !self.model.nameless().contains(key) {
+                        self.model.reserve(key, *fingerprint, options);
+                    }
+                }
+                return Err(self.failed("a batch", &error));
+            }
+        };
         let mut told = Vec::new();
+        let mut kept = Vec::new();
         for ((key, fingerprint, options, waits), answer) in batch.into_iter().zip(answers) {
             let expected = if waits {
                 Expected::Refused(ErrorKind::InvalidOptions)
+            } else if self.model.nameless().contains(&key) {
+                // It was reserved by an item that failed. No answer rests on that.
+                match answer {
+                    Err(_) | Ok(Reserve::TooOld(_)) => Expected::from(&answer),
+                    Ok(_) => Expected::Held,
+                }
             } else {
                 self.model.reserve(&key, fingerprint, &options)
             };
-            self.agree("reserve in a batch", &Expected::from(&answer), &expected)?;
-            let Ok(answer) = answer else { continue };
-            if let Reserve::Fresh(reservation) = &answer {
+            let agrees = (Expected::from(&answer), expected);
+            if let (Ok(Reserve::Fresh(reservation)), Expected::Owns { .. }) = (&answer, &agrees.1) {
                 self.model.owner(&key, reservation.token());
             }
-            told.push((key, fingerprint, options, answer));
+            told.push(agrees);
+            kept.extend(answer.ok().map(|answer| (key, fingerprint, options, answer)));
         }
-        for (key, fingerprint, options, answer) in told {
+        told.iter().try_for_each(|(answer, expected)| self.agree("reserve in a batch", answer, expected))?;
+        for (key, fingerprint, options, answer) in kept {
             self.keep_answer(&key, fingerprint, &options, answer)?;
         }
         Ok(())
@@ -142,14 +161,14 @@ impl Driver {
             owners.push((owner, bytes));
         }
         let answers = self.store().complete_batch(batch);
+        let mut told = Vec::new();
         for ((owner, bytes), answer) in owners.into_iter().zip(answers) {
-            let expected = self.model.complete(&owner, &bytes);
-            self.agree("complete in a batch", &Expected::from(&answer), &expected)?;
+            told.push((Expected::from(&answer), self.model.complete(&owner, &bytes)));
             if let Err(not_stored) = answer {
                 self.guards.push((owner, not_stored.reservation));
             }
         }
-        Ok(())
+        told.iter().try_for_each(|(answer, expected)| self.agree("complete in a batch", answer, expected))
     }
 
     pub(super) fn once(&mut self, number: u8, request: u8, work: Work) -> Result<(), String> {
@@ -172,15 +191,15 @@ impl Driver {
             })
         }));
         let expected = self.model.reserve(&key, fingerprint, &ReserveOptions::new());
-        self.tally.count("once", &expected);
         let seen = match (&answer, token.get()) {
             (_, Some(_)) => None,
             (Ok(answer), None) => Some(once_answer(answer)?),
             (Err(_), None) => return Err("it panicked before its work".to_owned()),
         };
         if let Some(seen) = seen {
-            return super::agree("once", &seen, &expected);
+            return self.agree("once", &seen, &expected);
         }
+        self.tally.count("once", &expected);
         match expected {
             Expected::Owns { .. } => self.once_ran(&key, token.get().unwrap(), work, &bytes, answer.ok()),
             expected => Err(format!("once: it ran, and should be told {expected:?}")),
@@ -197,6 +216,9 @@ impl Driver {
         answer: Option<Result<Outcome, OnceError<Work>>>,
     ) -> Result<(), String> {
         let owner = self.model.owner(key, token);
+        if self.is_strained() {
+            self.done_of_it = Some(self.model.clone());
+        }
         match (work, answer) {
             (Work::Responds { .. }, Some(Ok(Outcome::Ran(response)))) if response == bytes => {
                 if self.model.complete(&owner, bytes) == Expected::Refused(ErrorKind::TooLarge) {
@@ -208,6 +230,22 @@ impl Driver {
             }
             (Work::Unknown, Some(Err(OnceError::Work(Work::Unknown)))) => self.model.interrupt(&owner),
             (Work::Panics, None) => self.model.drop_guard(&owner),
+            (
+                _,
+                Some(Err(OnceError::NotStored { not_stored: NotStored { error, .. }, .. } | OnceError::Store(error))),
+            ) => {
+                // On a full disk nothing was written; else anything may have been.
+                match work {
+                    Work::Responds { .. } if !matches!(error.kind(), ErrorKind::Full { .. }) => {
+                        self.model.complete(&owner, bytes);
+                    }
+                    Work::NothingHappened if !matches!(error.kind(), ErrorKind::Full { .. }) => {
+                        self.model.release(&owner);
+                    }
+                    _ => self.model.interrupt(&owner),
+                }
+                return Err(self.failed("once", &error));
+            }
             (work, answer) => return Err(format!("once: {work:?} came to {answer:?}")),
         }
         self.until_guards_are_gone();

@@ -1,6 +1,7 @@
 //! Drives a store and the model side by side, and keeps what the callers hold.
 
 mod acts;
+mod faults;
 mod many;
 
 use std::collections::BTreeMap;
@@ -10,19 +11,20 @@ use std::time::Duration;
 
 use keyonce::testing::{self, Expected, Handle, Known, ManualClock, Model, Owner, SimDisk, Tear, WaiterId};
 use keyonce::{
-    AppendMode, Attempt, Durability, Error, Fingerprint, InFlight, Interrupted, Key, KeyState, OnDrop, OnInterrupted,
-    Options, Reservation, Reserve, ReserveOptions, Retention, Store, Token,
+    AppendMode, Attempt, Durability, Error, ErrorKind, Fingerprint, InFlight, Interrupted, Key, KeyState, OnDrop,
+    OnInterrupted, Options, Reservation, Reserve, ReserveOptions, Retention, Store, Token,
 };
 
+use self::faults::Faults;
 use super::{Reboot, Reopen};
 use crate::place::{copy_files, tree};
 use crate::workload::mixed;
 
-pub(super) const KEYS: u8 = 4;
-pub(super) const WINDOW_MS: u64 = 60_000;
-pub(super) const RESPONSE_BYTES_MAX: usize = 5_000;
+pub(crate) const KEYS: u8 = 4;
+pub(crate) const WINDOW_MS: u64 = 60_000;
+pub(crate) const RESPONSE_BYTES_MAX: usize = 5_000;
 /// The largest checkpoint, and the largest reason to forget a key.
-pub(super) const NOTE_BYTES_MAX: usize = 64 << 10;
+pub(crate) const NOTE_BYTES_MAX: usize = 64 << 10;
 const LEASE_MS: u64 = 30_000;
 /// How long a guard renews itself.
 const HELD_MS: u64 = 45_000;
@@ -41,28 +43,28 @@ struct Waiting {
 
 /// How a run's store is opened.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
-    pub(super) durability: Durability,
-    pub(super) append_mode: AppendMode,
-    pub(super) on_interrupted: OnInterrupted,
-    pub(super) releases_on_drop: bool,
-    pub(super) renew_while_held: bool,
-    pub(super) tear: Tear,
-    pub(super) place: Place,
+pub(crate) struct Settings {
+    pub(crate) durability: Durability,
+    pub(crate) append_mode: AppendMode,
+    pub(crate) on_interrupted: OnInterrupted,
+    pub(crate) releases_on_drop: bool,
+    pub(crate) renew_while_held: bool,
+    pub(crate) tear: Tear,
+    pub(crate) place: Place,
 }
 
 /// Where the store lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Simulated,
     Directory,
 }
 
 /// What was done, and what was answered how often.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) ops: u64,
-    pub(super) openings: u64,
+pub(crate) struct Tally {
+    pub(crate) ops: u64,
+    pub(crate) openings: u64,
     answers: BTreeMap<String, u64>,
 }
 
@@ -72,7 +74,7 @@ enum Ground {
     Root(tempfile::TempDir, u64),
 }
 
-pub(super) struct Driver {
+pub(crate) struct Driver {
     settings: Settings,
     seed: u64,
     clock: ManualClock,
@@ -87,7 +89,12 @@ pub(super) struct Driver {
     running: Vec<(Handle, InFlight, ReserveOptions)>,
     tokens: Vec<(Key, Token)>,
     waiting: Vec<Waiting>,
-    pub(super) tally: Tally,
+    faults: Faults,
+    /// The act at hand was refused in a way that only a fault explains.
+    refused: Option<ErrorKind>,
+    /// The model when the act at hand had come so far, if a part of it was answered for good.
+    done_of_it: Option<Model>,
+    pub(crate) tally: Tally,
 }
 
 impl Settings {
@@ -191,7 +198,7 @@ fn brief(text: &str) -> String {
 }
 
 impl Driver {
-    pub(super) fn new(settings: Settings, seed: u64) -> Self {
+    pub(crate) fn new(settings: Settings, seed: u64) -> Self {
         let clock = ManualClock::default();
         let model = Model::new(&settings.options(&clock)).unwrap();
         let ground = match settings.place {
@@ -213,14 +220,17 @@ impl Driver {
             running: Vec::new(),
             tokens: Vec::new(),
             waiting: Vec::new(),
+            faults: Faults::default(),
+            refused: None,
+            done_of_it: None,
             tally: Tally::default(),
         };
-        driver.open();
+        driver.open().unwrap();
         driver
     }
 
     /// The last look at everything.
-    pub(super) fn finish(&mut self) -> Result<(), String> {
+    pub(crate) fn finish(&mut self) -> Result<(), String> {
         self.peek_all()?;
         while !self.waiting.is_empty() {
             self.give_up(0)?;
@@ -229,7 +239,7 @@ impl Driver {
         self.compare_stats()
     }
 
-    fn open(&mut self) {
+    fn open(&mut self) -> Result<(), Error> {
         self.opened += 1;
         self.tally.openings += 1;
         let options = self.settings.options(&self.clock);
@@ -237,7 +247,8 @@ impl Driver {
             Ground::Disk(disk) => testing::open(disk.clone(), options, mixed(&[self.seed, self.opened])),
             Ground::Root(root, number) => Store::open(root.path().join(number.to_string()), options),
         };
-        self.store = Some(opened.unwrap());
+        self.store = Some(opened?);
+        Ok(())
     }
 
     fn store(&self) -> &Store {
@@ -255,8 +266,10 @@ impl Driver {
         let store = self.store.take().unwrap();
         match way {
             Reopen::Close => {
-                let report = store.close(Duration::ZERO).map_err(|error| format!("closing: {error}"))?;
-                agree("closing", &report.unfinished, &self.model.close())?;
+                let report = store.close(Duration::ZERO);
+                let unfinished = self.model.close();
+                let report = report.map_err(|error| self.failed("closing", &error))?;
+                agree("closing", &report.unfinished, &unfinished)?;
             }
             Reopen::DropStore => {
                 self.model.close();
@@ -266,17 +279,20 @@ impl Driver {
         }
         drop(store);
         if let Some(left) = left {
-            self.ground = left;
+            self.take_to(left);
         }
         if reboot == Reboot::Yes {
             self.clock.reboot();
         }
-        self.open();
+        self.open().map_err(|error| self.failed("opening", &error))?;
         self.model.open();
         let crashed = !matches!(way, Reopen::Close | Reopen::DropStore);
         let name = format!("{way:?}");
         let name = name.split(' ').next().unwrap();
         *self.tally.answers.entry(format!("reopen: {name}")).or_default() += 1;
+        if !self.is_strained() {
+            agree("clean", &self.store().opened().clean, &!crashed)?;
+        }
         self.compare_opening(crashed)
     }
 
@@ -310,7 +326,7 @@ impl Driver {
     fn compare_opening(&mut self, crashed: bool) -> Result<(), String> {
         for number in 0..KEYS {
             let key = key(number);
-            let seen = self.store().peek(&key).map_err(|error| format!("peeking at {key:?}: {error}"))?;
+            let seen = self.store().peek(&key).map_err(|error| self.failed("peeking", &error))?;
             if crashed {
                 self.model.adopt(&key, seen.as_ref());
             }
@@ -319,13 +335,12 @@ impl Driver {
         let known = self.model.known();
         let interrupted = known.iter().filter(|(_, known)| known.state == KeyState::Interrupted).count();
         let report = self.store().opened();
-        agree("clean", &report.clean, &!crashed)?;
         agree("keys", &report.keys, &(known.len() as u64))?;
         agree("interrupted keys", &report.interrupted, &(interrupted as u64))
     }
 
     fn peek(&mut self, key: &Key) -> Result<(), String> {
-        let seen = self.store().peek(key).map_err(|error| format!("peeking at {key:?}: {error}"))?;
+        let seen = self.store().peek(key).map_err(|error| self.failed("peeking", &error))?;
         self.peeked(key, seen.as_ref())
     }
 
