@@ -57,7 +57,7 @@
 //!
 //! # Operators
 //!
-//! [`admin`] is a service to mount behind one's own authentication: health, metrics, lists of keys, and what only a person
+//! [`admin()`] is a service to mount behind one's own authentication: health, metrics, lists of keys, and what only a person
 //! can decide of an interrupted one. [`Runs`] tells when all that runs has come to its end, for a graceful shutdown.
 //!
 //! # The runtime
