@@ -198,6 +198,25 @@ mod tests {
         assert_eq!(Answer::from_bytes(&odd), None);
     }
 
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn no_bytes_make_a_reader_panic_and_what_reads_is_written_again(
+            flips in proptest::collection::vec((0_usize..80, proptest::prelude::any::<u8>()), 0..4),
+        ) {
+            let mut stored = an_answer().to_bytes().unwrap();
+            for (at, byte) in flips {
+                let at = at % stored.len();
+                stored[at] = byte;
+            }
+            if let Some(answer) = Answer::from_bytes(&stored) {
+                let again = Answer::from_bytes(&answer.to_bytes().unwrap());
+                proptest::prop_assert_eq!(again, Some(answer));
+            }
+        }
+    }
+
     #[test]
     fn no_trailers_and_empty_trailers_are_two_things() {
         for trailers in [None, Some(HeaderMap::new())] {

@@ -100,6 +100,8 @@ fn unquoted(rest: &[u8]) -> Result<Vec<u8>, InvalidHeader> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn parsed(line: &[u8]) -> Result<Vec<u8>, InvalidHeader> {
@@ -146,6 +148,28 @@ mod tests {
         ];
         for (line, problem) in bad {
             assert_eq!(parsed(line), Err(problem), "{line:?}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_visible_key_is_itself_in_quotes_and_bare(id in "[!-~]{1,255}") {
+            let quoted = format!("\"{}\"", id.replace('\\', "\\\\").replace('"', "\\\""));
+            prop_assert_eq!(parsed(quoted.as_bytes()).as_deref(), Ok(id.as_bytes()));
+            if !id.starts_with('"') {
+                prop_assert_eq!(parsed(id.as_bytes()).as_deref(), Ok(id.as_bytes()));
+            }
+        }
+
+        #[test]
+        fn no_line_makes_a_key_that_is_not_visible_or_has_no_valid_length(line in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(line) = HeaderValue::from_bytes(&line)
+                && let Ok(id) = key_of(&line, true)
+            {
+                prop_assert!(id.iter().all(u8::is_ascii_graphic) && (1..=255).contains(&id.len()));
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use super::run::Runs;
 use super::service::Idempotency;
 use super::{Answer, Recipe};
 use crate::key::Key;
-use crate::options::{Durability, OnInterrupted, ReserveOptions};
+use crate::options::{Durability, OnDrop, OnInterrupted, ReserveOptions};
 use crate::reservation::KeyInfo;
 use crate::store::Store;
 
@@ -97,7 +97,8 @@ impl fmt::Debug for Scoped {
 /// | [`issued_at`](Self::issued_at) | not known: no key is too old |
 /// | [`expires_header`](Self::expires_header) | off |
 ///
-/// A value that the store refuses, such as a retention longer than its window, makes it answer 503.
+/// The store's own `lease`, `on_interrupted` and `on_drop` do not count here: a run that ends without an answer, by a
+/// panic as well, always leaves its key interrupted. A value that the store refuses, such as a retention longer than its window, makes it answer 503.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is put into it"]
 pub struct IdempotencyLayer<S = Unscoped> {
@@ -147,7 +148,7 @@ impl IdempotencyLayer {
             request_bytes_max: BODY_BYTES_MAX,
             response_bytes_max: RESPONSE_BYTES_MAX,
             streams: Arc::new(is_endless),
-            with: ReserveOptions::new().lease(LEASE),
+            with: ReserveOptions::new().lease(LEASE).on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
             lease: LEASE,
             run_at_most: RUN_AT_MOST,
             verdict: Arc::new(Verdict::by_status),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use keyonce::http::Verdict;
-use keyonce::{Attempt, Options};
+use keyonce::{Attempt, OnDrop, OnInterrupted, Options};
 use tower::{Layer, Service, ServiceExt};
 
 use super::scene::{Shop, Told, post, request, run, run_with_timers_that_jump, send};
@@ -165,6 +165,22 @@ fn a_panic_comes_out_as_without_the_layer_and_leaves_the_key_interrupted() {
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"the handler is at its end"));
         Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "Interrupted");
         assert_eq!(shop.work.effects(), 1);
+    });
+}
+
+#[test]
+fn a_run_that_ends_without_an_answer_is_interrupted_also_where_the_store_would_give_the_key_back() {
+    run(async {
+        let options = Options::new().on_drop(OnDrop::Release).on_interrupted(OnInterrupted::TakeOver);
+        let shop = Shop::open_with(options);
+        let handler = tower::service_fn(move |_: http::Request<_>| async move {
+            let panics = true;
+            assert!(!panics, "the handler is at its end");
+            Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+        });
+        let service = shop.layer().layer(handler);
+        assert!(tokio::spawn(service.clone().oneshot(post("/", "abc"))).await.unwrap_err().is_panic());
+        Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "Interrupted");
     });
 }
 
