@@ -14,7 +14,6 @@
 //! Each request has a body of 200 bytes and is answered with 200 bytes. Medians of single requests; of the rounds the
 //! median again. The runtime has one thread, so that a figure is what the processor does and not how threads are woken.
 
-#[expect(dead_code, reason = "benches share it, and each uses a part")]
 mod sync;
 #[expect(dead_code, reason = "benches share it, and each uses a part")]
 mod work;
@@ -131,7 +130,7 @@ async fn over_a_connection(layer: &IdempotencyLayer<Scoped>, requests: u64) -> P
     let mut socket = TcpStream::connect(at).await.expect("connected");
     socket.set_nodelay(true).expect("no delay");
     let (mut bare, mut guarded) = (Vec::new(), Vec::new());
-    let mut heard = vec![0; 4096];
+    let mut heard = Vec::with_capacity(4096);
     for number in 0..requests {
         for (path, times) in [("bare", &mut bare), ("guarded", &mut guarded)] {
             let mut request = format!(
@@ -144,9 +143,10 @@ async fn over_a_connection(layer: &IdempotencyLayer<Scoped>, requests: u64) -> P
             request.extend_from_slice(&BODY);
             let start = now();
             socket.write_all(&request).await.expect("sent");
-            let mut length = 0;
-            while !heard[..length].ends_with(&RESPONSE) {
-                length += socket.read(&mut heard[length..]).await.expect("heard");
+            heard.clear();
+            while !heard.ends_with(&RESPONSE) {
+                let more = socket.read_buf(&mut heard).await.expect("heard");
+                assert!(more > 0, "the server closes");
             }
             times.push(start.elapsed().as_secs_f64() * 1e6);
             assert!(heard.starts_with(b"HTTP/1.1 200 OK"));

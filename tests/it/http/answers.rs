@@ -293,6 +293,21 @@ fn a_body_that_breaks_off_breaks_off_for_the_client_and_leaves_the_key_interrupt
 }
 
 #[test]
+fn a_stream_whose_maker_panics_is_never_taken_for_one_that_is_whole() {
+    run(async {
+        let shop = Shop::open();
+        let answer = |_| Response::new(in_pieces([Piece::Data("half of it"), Piece::Panic]));
+        let layer = shop.layer().streams(|_| true);
+        let runs = layer.runs();
+        let service = layer.layer(answering(&shop, answer));
+        let response = service.clone().oneshot(post("/", "abc")).await.unwrap();
+        assert!(http_body_util::BodyExt::collect(response.into_body()).await.is_err());
+        runs.drained().await;
+        Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "Interrupted");
+    });
+}
+
+#[test]
 fn a_protocol_switch_is_done_when_it_is_switched() {
     run(async {
         let shop = Shop::open();

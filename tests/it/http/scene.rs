@@ -214,6 +214,8 @@ pub(super) enum Piece {
     Trailer(&'static str, &'static str),
     /// The body breaks off.
     Broken,
+    /// Whoever makes the body panics.
+    Panic,
 }
 
 /// A body that comes in pieces, and whose length nobody is told.
@@ -235,6 +237,7 @@ impl http_body::Body for Pieces {
                 Ok(Frame::trailers([(name, http::HeaderValue::from_static(value))].into_iter().collect()))
             }
             Piece::Broken => Err(std::io::Error::other("the body broke off")),
+            Piece::Panic => panic!("the body is at its end"),
         }))
     }
 }
