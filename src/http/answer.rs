@@ -18,7 +18,9 @@
 //! Bytes that do not read as this form are refused and never shown to a client.
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRAILER,
+};
 use http::{Response, StatusCode};
 
 const VERSION: u8 = 1;
@@ -95,6 +97,14 @@ impl Answer {
         Some(Self { status, headers, body: Bytes::copy_from_slice(rest), trailers })
     }
 
+    /// The answer without its body and what tells of it, and with a reference in its place.
+    pub(super) fn without_body(mut self, reference: Bytes) -> Self {
+        for of_body in [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRAILER] {
+            self.headers.remove(of_body);
+        }
+        Self { body: reference, trailers: None, ..self }
+    }
+
     /// The answer as a response without a body, which its caller takes.
     pub(super) fn into_response(self) -> (Response<()>, Bytes, Option<HeaderMap>) {
         let mut response = Response::new(());
@@ -145,7 +155,7 @@ fn take_bytes<'a>(rest: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use http::header::{CONTENT_TYPE, SET_COOKIE};
+    use http::header::SET_COOKIE;
 
     use super::*;
 

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, request, response};
+use http::{Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
@@ -72,7 +72,10 @@ impl Runs {
     }
 
     fn enter(&self) -> Running {
-        self.count.send_modify(|count| *count += 1);
+        self.count.send_if_modified(|count| {
+            *count += 1;
+            false // Who waits, waits for none to be left.
+        });
         Running { count: Arc::clone(&self.count) }
     }
 }
@@ -84,7 +87,10 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.count.send_modify(|count| *count -= 1);
+        self.count.send_if_modified(|count| {
+            *count -= 1;
+            *count == 0
+        });
     }
 }
 
@@ -304,10 +310,10 @@ where
 struct Outcome {
     /// With the body, if it is kept.
     kept: Option<Vec<u8>>,
-    /// The head and the reference.
-    bodiless: Option<Vec<u8>>,
-    /// The status, which there is always room for.
-    least: Vec<u8>,
+    /// The head of the answer.
+    head: Answer,
+    /// What the handler left to find the body by.
+    reference: Bytes,
 }
 
 impl Outcome {
@@ -321,31 +327,32 @@ impl Outcome {
         if let Some(clean) = &config.clean {
             clean(&mut answer);
         }
-        let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.as_str());
-        let bodiless = config.bodiless(&answer, reference.unwrap_or_default());
-        let least = Answer { headers: HeaderMap::new(), body: Bytes::new(), ..bodiless.clone() };
+        let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.clone());
         Self {
             kept: keep_body.then(|| answer.to_bytes()).flatten(),
-            bodiless: bodiless.to_bytes(),
-            least: least.to_bytes().expect("a status alone has room in the stored form"),
+            head: Answer { body: Bytes::new(), trailers: None, ..answer },
+            reference: reference.unwrap_or_default().into(),
         }
     }
 
-    /// Stores as much as there is room for.
+    /// Stores as much as there is room for: the answer; else its head and the reference; else its status alone.
     async fn store(self, mut reservation: Reservation) -> Result<Completion, Error> {
-        if let Some(bytes) = self.kept {
+        let Self { kept, head, reference } = self;
+        if let Some(bytes) = kept {
             match reservation.complete_async(&bytes).await {
                 Err(NotStored { error, reservation: again }) if is_of_room(&error) => reservation = again,
                 other => return Ok(other?),
             }
         }
-        if let Some(bytes) = self.bodiless {
+        let least = Answer::new(head.status, Bytes::new());
+        if let Some(bytes) = head.without_body(reference).to_bytes() {
             match reservation.complete_without_body_async(&bytes).await {
                 Err(NotStored { error, reservation: again }) if is_of_room(&error) => reservation = again,
                 other => return Ok(other?),
             }
         }
-        Ok(reservation.complete_without_body_async(&self.least).await?)
+        let least = least.to_bytes().expect("a status alone has room in the stored form");
+        Ok(reservation.complete_without_body_async(&least).await?)
     }
 }
 

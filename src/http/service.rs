@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderName, HeaderValue, TRAILER};
+use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
@@ -321,19 +320,6 @@ impl Config {
             && let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(expires_at))
         {
             headers.insert(name.clone(), date);
-        }
-    }
-
-    /// The answer as it is stored where its body is not.
-    pub(super) fn bodiless(&self, answer: &Answer, reference: &str) -> Answer {
-        let of_body = [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRAILER];
-        let told = |name: &HeaderName| !of_body.contains(name);
-        let headers = answer.headers.iter().filter(|(name, _)| told(name));
-        Answer {
-            status: answer.status,
-            headers: headers.map(|(name, value)| (name.clone(), value.clone())).collect(),
-            body: Bytes::copy_from_slice(reference.as_bytes()),
-            trailers: None,
         }
     }
 }
