@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, request, response};
+use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
