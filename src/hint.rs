@@ -85,6 +85,6 @@ pub(crate) fn of<'a>(
     let lsn = life.first_lsn + offset;
     let Record::Next(next) = format::verify(next.get(..read)?, life.salt, lsn).ok()?.record else { return None };
     life.note_hint_done();
-    let scan = Scan { records: entries.len() as u64, next: Some((lsn, next)), end, ..Scan::default() };
+    let scan = Scan { records: entries.len() as u64, hinted: true, next: Some((lsn, next)), end, ..Scan::default() };
     Some((scan, entries))
 }

@@ -302,12 +302,17 @@ impl IndexShard {
 
     /// The addresses of all live keys, in no order.
     pub(crate) fn addresses(&self, oldest_live: u64) -> impl Iterator<Item = Address> + '_ {
+        self.candidates(oldest_live).map(|candidate| candidate.address)
+    }
+
+    /// The same, with whether each is known from a hint alone.
+    pub(crate) fn candidates(&self, oldest_live: u64) -> impl Iterator<Item = Candidate> + '_ {
         let in_buckets = self.buckets.iter().flat_map(|bucket| bucket.0.iter().copied());
         let in_stash = self.stash.iter().map(|stashed| stashed.word);
         in_buckets
             .chain(in_stash)
             .filter(move |word| !slot::is_room(*word, oldest_live))
-            .map(move |word| self.address(word, oldest_live))
+            .map(move |word| self.candidate(word, oldest_live))
     }
 
     /// The memory that the shard holds.

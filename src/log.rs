@@ -132,6 +132,8 @@ pub(crate) struct Log {
     /// Number of the oldest live segment. Release when it moves, Acquire in readers; a reader that holds a shard lock
     /// keeps what it found, since who moves it passes through every shard lock before a file is given away.
     oldest_live: AtomicU64,
+    /// Number of the segment with which this run began.
+    begun_number: u64,
 }
 
 #[derive(Debug)]
@@ -231,8 +233,10 @@ impl Log {
         let life = Arc::new(files.prepare(&run, start, past.synced_lsn, oldest_live)?);
         let mut live = Live::new(chain);
         live.push(Arc::clone(&life));
+        let begun_number = life.number;
         Ok(Self {
             run,
+            begun_number,
             tail: Mutex::new(Some(Tail::new(life, start.role))),
             live: RwLock::new(live),
             ready: Mutex::new(None),
@@ -329,7 +333,10 @@ impl Log {
             return Ok(end);
         };
         for life in &rolled {
-            life.data.detach().and_then(|()| life.data.sync()).map_err(failed(life))?;
+            if life.data.detach().is_err() {
+                // Locked memory, say, stays where it is: then the sync takes page by page.
+            }
+            life.data.sync().map_err(failed(life))?;
         }
         if let Some(tail) = self.tail.lock().as_mut() {
             tail.rolled.drain(..rolled.len());
@@ -418,16 +425,22 @@ impl Log {
         *self.ready.lock() = None;
     }
 
-    /// Leaves the hint of each segment that has ended, is durable, and has none yet.
-    pub(crate) fn leave_hints(&self, seed: &HashSeed, commit: &Commit) {
+    /// Leaves the hint of one segment that has ended, is durable, and has none yet: the newest, of this run alone or of
+    /// any. `false`: there is none such.
+    pub(crate) fn leave_hint(&self, of_this_run: bool, seed: &HashSeed, commit: &Commit) -> bool {
         let newest_number = self.newest_number();
+        let oldest_number = if of_this_run { self.begun_number } else { 0 };
         let due = |life: &&Arc<Life>| {
-            life.number < newest_number && life.end_lsn() <= commit.durable() && !life.hint_is_done()
+            (oldest_number..newest_number).contains(&life.number)
+                && life.end_lsn() <= commit.durable()
+                && !life.hint_is_done()
         };
-        let due: Vec<_> = self.live.read().iter().filter(due).cloned().collect();
-        for life in due {
+        let due = self.live.read().iter().filter(due).last().cloned();
+        let is_due = due.is_some();
+        if let Some(life) = due {
             hint::leave(&*self.run.storage, self.run.store_id, &life, seed);
         }
+        is_due
     }
 
     /// The oldest segment, if it is durable, every finished key in it is past its retention at `now_ms`, and giving it

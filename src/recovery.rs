@@ -118,6 +118,10 @@ pub(crate) fn open(
         hint::remove_orphans(&*storage, &names);
         Ok(opened)
     } else {
+        // Only a store that has worked leaves hints.
+        if let Some(name) = names.iter().find(|name| hint::file_index(name).is_some()) {
+            return Err(Error::corrupt(STORE_FILE, 0, &format!("it is missing beside {name}")));
+        }
         create(storage, entropy, options, files, shard_count)
     }
 }
@@ -251,8 +255,13 @@ impl<'a> Reader<'a> {
 
     /// How many threads are to read so many bytes.
     fn threads(&self, bytes: u64) -> usize {
-        let cores = if cfg!(loom) { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
-        usize::try_from(bytes / Self::BYTES_A_THREAD).unwrap_or(usize::MAX).clamp(1, cores)
+        let enough = usize::try_from(bytes / Self::BYTES_A_THREAD).unwrap_or(usize::MAX);
+        // Asking for the number of cores reads files, too.
+        if enough < 2 || cfg!(loom) {
+            1
+        } else {
+            enough.min(std::thread::available_parallelism().map_or(1, usize::from))
+        }
     }
 
     /// So many more bytes of the log are known.

@@ -19,6 +19,8 @@ const _: () = assert!(format::STATE_BYTES >= GRANULE);
 pub(crate) struct Scan {
     /// How many records give a key a state.
     pub(crate) records: u64,
+    /// A hint says all this: nobody has read the segment.
+    pub(crate) hinted: bool,
     /// Where nothing verified, in the order of the log.
     pub(crate) holes: Vec<Hole>,
     /// The end of the segment: its LSN, and what it says.
@@ -74,7 +76,7 @@ impl<'a> Reading<'a> {
         }
         let bytes = usize::try_from(life.bytes.min(life.data.len())).map_err(|_| too_long())?;
         if buffer.len() < bytes {
-            buffer.resize(bytes, 0);
+            *buffer = vec![0; bytes];
         }
         let into = buffer.get_mut(..bytes).expect("the buffer was made long enough");
         let read = life.data.read_at(0, into).map_err(|error| Error::io(format!("reading {}", life.name), error))?;

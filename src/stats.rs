@@ -19,11 +19,11 @@ pub struct OpenReport {
     pub created: bool,
     /// The last run closed the store; `false` after a crash, a kill or a failure.
     pub clean: bool,
-    /// Segments of the log that are alive.
+    /// Segments of the log that were found alive; the one that this run begins with is not among them.
     pub segments: u64,
     /// Segments that were known from their hints and not read.
     pub hints: u64,
-    /// Records that were met, of any age.
+    /// Records that were met, of any age. A hint leaves out those that a later one in their segment had superseded.
     pub records: u64,
     /// Keys that are remembered, finished or not.
     pub keys: u64,

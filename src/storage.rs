@@ -165,11 +165,11 @@ pub trait Segment: fmt::Debug + Send + Sync + 'static {
     fn populate(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Nothing more is written: what a sync would do page by page to a mapping is done at once, so that other threads are
-    /// not interrupted for each page.
+    /// not interrupted for each page. A comfort: where it fails, nothing has changed.
     ///
     /// # Errors
     ///
-    /// Whatever the system says.
+    /// Whatever the system says; `InvalidInput` for memory that the process has locked.
     fn detach(&self) -> io::Result<()> {
         Ok(())
     }

@@ -74,7 +74,7 @@ impl Store {
     /// `InvalidOptions`, also for a directory on a network file system (see [`Options::network_file_system`]); `Locked`,
     /// when the directory is open already, here or in another process (see
     /// [`Options::lock_wait`]); `ForeignDirectory`, when it is no directory or holds something else;
-    /// `UnsupportedFormat`; `Corrupt`, naming file and offset; in all these cases no byte has changed. `Full` and `Io`,
+    /// `UnsupportedFormat`; `Corrupt`, naming file and offset; `Cancelled`, by [`Options::progress`]; in all these cases no byte has changed. `Full` and `Io`,
     /// from the file system.
     pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let options = options.validate()?;

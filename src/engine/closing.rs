@@ -169,7 +169,8 @@ impl Engine {
         self.sync_to(self.log.end())?;
         let closed = self.log.close(unfinished, &self.commit)?;
         self.sync_to(closed.end)?;
-        self.log.leave_hints(&self.seed, &self.commit);
+        // Those of earlier runs are left to the next opening: closing is not to take the reading of the whole log.
+        while self.log.leave_hint(true, &self.seed, &self.commit) {}
         Ok(())
     }
 }

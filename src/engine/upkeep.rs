@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Engine, Shard};
 use crate::error::Error;
 use crate::format::StateKind;
-use crate::index::Address;
+use crate::index::{Address, Candidate};
 use crate::log::NotAppended;
 use crate::state::{self, State};
 use crate::sync::Ordering;
@@ -42,7 +42,11 @@ impl Engine {
         }
         // When that fails nothing was promised to anyone: who needs the room tries again, and is told.
         let prepared = self.log.prepare_successor(&self.commit);
-        self.log.leave_hints(&self.seed, &self.commit);
+        // One at a time, since each takes the reading of a segment, and others may wait for room meanwhile.
+        let leave_one = || self.log.leave_hint(false, &self.seed, &self.commit);
+        if leave_one() && !self.helper.call() {
+            while leave_one() {}
+        }
         prepared
     }
 
@@ -74,9 +78,11 @@ impl Engine {
     fn carry_forward(&self, number: u64) -> Result<(), Error> {
         let oldest_live = self.log.oldest_live();
         for shard in &self.shards {
-            let addresses: Vec<_> =
-                shard.lock().index.addresses(oldest_live).filter(|address| address.segment == number).collect();
-            for address in addresses {
+            // An opening looks at each unfinished record itself: one that is known from a hint alone is finished, and past
+            // its use here. It is not read, so that its damage stops nothing.
+            let is_due = |record: &Candidate| record.address.segment == number && !record.hinted;
+            let due: Vec<_> = shard.lock().index.candidates(oldest_live).filter(is_due).collect();
+            for Candidate { address, .. } in due {
                 loop {
                     match self.carry_record(&mut shard.lock(), address, oldest_live) {
                         Ok(()) => break,

@@ -36,7 +36,7 @@ pub(super) struct Look {
 }
 
 /// No store comes to so many segments, so far, or so late: a header that says so was made up.
-const NUMBER_MAX: u64 = 1 << 48;
+const NUMBER_MAX: u64 = 1 << 56;
 const LSN_MAX: u64 = 1 << 62;
 const TIME_MS_MAX: u64 = format::MS_MAX / 2;
 
@@ -65,10 +65,12 @@ pub(super) struct Survey {
     pub(super) oldest_live: u64,
     /// The largest LSN that any header or record says was synced.
     pub(super) synced_lsn: u64,
-    /// The latest time that any header or end mark tells; where two tell the same, that of the newer segment, which may
-    /// be of another boot.
+    /// The latest time that any header or end mark tells; where two tell the same, the one that was written later: it may
+    /// be of another boot, or another reading of the wall clock.
     pub(super) time: Option<TimeMark>,
     time_number: u64,
+    /// The newest segment of each run.
+    newest_of_run: BTreeMap<[u8; 16], u64>,
     pub(super) header_copies_bad: u64,
 }
 
@@ -90,6 +92,7 @@ impl Survey {
             synced_lsn: 0,
             time: None,
             time_number: 0,
+            newest_of_run: BTreeMap::new(),
             header_copies_bad: 0,
         };
         let mut lives = survey.take_headers(store, files)?;
@@ -152,6 +155,8 @@ impl Survey {
         self.oldest_live = self.oldest_live.max(header.oldest_live);
         self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
         self.header_copies_bad += u64::from(found.copies_bad);
+        let newest = self.newest_of_run.entry(header.run_id).or_default();
+        *newest = header.number.max(*newest);
         self.note_time(header.number, header.time);
     }
 
@@ -255,15 +260,17 @@ impl Survey {
         let looks = std::mem::take(&mut self.looks);
         for (number, look) in &looks {
             self.synced_lsn = self.synced_lsn.max(look.scan.synced_lsn);
-            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
-            if let Some(seal) = look.scan.sealed.as_ref().filter(|_| *number <= run_number || *number < newest) {
-                self.synced_lsn = self.synced_lsn.max(seal.lsn);
-            }
+            let Some(link) = self.chain.iter().find(|link| link.header.number == *number).cloned() else { continue };
             if let Some((_, time)) = look.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
-                self.note_time(*number, time);
+                // The end mark of a run is later than every header that it wrote.
+                let newest_of_run = self.newest_of_run.get(&link.header.run_id).copied();
+                self.note_time(newest_of_run.unwrap_or(*number), time);
             }
             let Some(seal) = &look.scan.sealed else { continue };
-            let Some(link) = self.chain.iter().find(|link| link.header.number == *number) else { continue };
+            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
+            if *number <= run_number || *number < newest {
+                self.synced_lsn = self.synced_lsn.max(seal.lsn);
+            }
             let of_run = |other: &&Link| other.header.run_id == link.header.run_id;
             let began_lsn = self.chain.iter().find(of_run).map_or(0, |first| first.header.first_lsn);
             for (from, to) in &seal.replaced {
@@ -364,6 +371,12 @@ impl Survey {
         }
         for link in &self.chain {
             self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
+        }
+        // A hint passes over damage. What is going to be copied, and given up, is judged by its bytes.
+        let cut_lsn = self.cut_lsn();
+        let mut buffer = Vec::new();
+        for link in self.chain.iter_mut().filter(|link| link.scan.hinted && link.life.end_lsn() > cut_lsn) {
+            link.scan = Reading::of(&link.life, &mut buffer)?.scan;
         }
         Ok(())
     }
@@ -490,7 +503,7 @@ fn is_of_a_log(header: &SegmentHeader) -> bool {
     header.number <= NUMBER_MAX
         && header.first_lsn <= LSN_MAX
         && header.segment_bytes <= LSN_MAX
-        && header.synced_lsn <= header.first_lsn
+        && header.synced_lsn <= LSN_MAX
         && header.time.store_ms <= TIME_MS_MAX
 }
 

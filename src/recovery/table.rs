@@ -171,8 +171,9 @@ impl Table {
             life.note_superseded(bytes, 0);
         }
         let (keys, interrupted) = self.counts_as(record);
-        known.keys -= keys;
-        known.interrupted -= interrupted;
+        // What a hint that was made up has told of the record need not be what it says.
+        known.keys = known.keys.saturating_sub(keys);
+        known.interrupted = known.interrupted.saturating_sub(interrupted);
     }
 
     /// Whether the key of this record is remembered, and whether it is interrupted.

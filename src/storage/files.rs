@@ -56,10 +56,10 @@ pub(crate) struct FileStorage {
     open: Mutex<BTreeMap<String, Vec<Opened>>>,
 }
 
-/// The locked file; closing it frees the lock.
+/// The locked files; closing them frees the lock.
 #[derive(Debug)]
 struct DirectoryLock {
-    file: Arc<KeptFile>,
+    files: [Arc<KeptFile>; 2],
 }
 
 impl Drop for DirectoryLock {
@@ -67,10 +67,10 @@ impl Drop for DirectoryLock {
         // Closing alone would not do: a child that another thread has forked and that has not executed its program yet
         // holds the descriptor, too. A child that drops its copy of the store, in turn, frees nothing: the lock is of
         // what both descriptors stand for.
-        if let Some(file) = self.file.take()
-            && file.unlock().is_err()
-        {
-            // Closing frees the lock in the next moment.
+        for file in self.files.iter().filter_map(|file| file.take()) {
+            if file.unlock().is_err() {
+                // Closing frees the lock in the next moment.
+            }
         }
     }
 }
@@ -113,8 +113,9 @@ impl FileStorage {
 
     fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let name = plain(name)?;
-        // Without NONBLOCK a pipe under this name would hold the caller until somebody writes into it.
-        let flags = flags | OFlags::NONBLOCK;
+        // Without NONBLOCK a pipe under this name would hold the caller until somebody writes into it. Through a link
+        // somebody else's file would be written.
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW;
         // Keys and responses lie in these files as they are.
         let mode = Mode::from_raw_mode(0o600);
         Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.directory, name, flags | OFlags::CLOEXEC, mode))?))
@@ -167,6 +168,15 @@ impl FileStorage {
         self.map(name, file, Access::NewLife, open.entry(name.to_owned()).or_default())
     }
 
+    /// Opens a new file for writing. What was there under its name goes: a link to it that somebody made keeps its bytes.
+    fn open_anew(&self, name: &str) -> io::Result<File> {
+        match self.remove(name) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
+    }
+
     fn remove_part(&self, name: &str, why: io::Error) -> io::Error {
         match self.remove(name) {
             Ok(()) => why,
@@ -178,15 +188,18 @@ impl FileStorage {
 impl Storage for FileStorage {
     fn lock(&self) -> io::Result<Option<Box<dyn Any + Send + Sync>>> {
         let file = self.open_file(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(TryLockError::Error(error)) => return Err(error),
-            }
+        if !try_lock(&file)? {
+            return Ok(None);
         }
-        let lock = Arc::new(DirectoryLock { file: KeptFile::new(file) });
+        // The directory itself as well: whoever has removed the lock file and makes a new one meets this. Some file
+        // systems lock no directories; then the file alone serves.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&self.directory, ".", flags, Mode::empty());
+        let directory = File::from(retry_on_intr(open)?);
+        if try_lock(&directory).is_ok_and(|locked| !locked) {
+            return Ok(None);
+        }
+        let lock = Arc::new(DirectoryLock { files: [file, directory].map(KeptFile::new) });
         *self.lock.lock() = Arc::downgrade(&lock);
         Ok(Some(Box::new(lock)))
     }
@@ -224,7 +237,7 @@ impl Storage for FileStorage {
 
     fn publish(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{}{TEMPORARY_SUFFIX}", plain(name)?);
-        let mut file = self.open_file(&temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+        let mut file = self.open_anew(&temporary)?;
         let renamed = (|| {
             file.write_all(bytes)?;
             file.sync_all()?;
@@ -238,8 +251,7 @@ impl Storage for FileStorage {
     }
 
     fn leave(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let mut file = self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
-        file.write_all(bytes)
+        self.open_anew(name)?.write_all(bytes)
     }
 
     fn create_segment(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn Segment>> {
@@ -360,6 +372,18 @@ impl Segment for FileSegment {
         match &self.region {
             Some(region) => region.populate(offset, len),
             None => Ok(()),
+        }
+    }
+}
+
+/// Takes the lock of an open file; `false` when somebody else has it.
+fn try_lock(file: &File) -> io::Result<bool> {
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(TryLockError::Error(error)) => return Err(error),
         }
     }
 }

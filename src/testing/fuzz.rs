@@ -31,8 +31,8 @@ const TELL: &str = "KEYONCE_FUZZ_TELL";
 /// Opens directories that hold sound stores, damaged in every way that the bytes of an input choose.
 ///
 /// The first byte chooses a store, the second one which checks (of the store file, of headers, of records, of the seals
-/// of recoveries, of hints) are made to hold again after the damage, and the rest is a list of what is done to the files: bytes
-/// overwritten, files cut, removed, swapped, copied, fields set, stale pieces put back. With the variable
+/// of recoveries, of hints) are made to hold again after the damage, and the rest is a list of what is done to the
+/// files: bytes overwritten, files cut, removed, swapped, copied, fields set, stale pieces put back. With the variable
 /// `KEYONCE_FUZZ_TELL` set, each directory is told before it is opened.
 #[derive(Debug)]
 pub struct RecoveryCases {
@@ -69,14 +69,14 @@ impl RecoveryCases {
 
     /// Opens one directory, and checks what opening promises.
     ///
-    /// `peak_bytes` calls what it is given, once, and says how many more bytes were allocated at the most meanwhile than
-    /// when it began. Where nobody counts, it says 0.
+    /// `peak_bytes` calls what it is given, once, and says how many more bytes were allocated at the most meanwhile
+    /// than when it began. Where nobody counts, it says 0.
     ///
     /// # Panics
     ///
-    /// If opening panics, or takes more memory than a few times what the files hold; if the same bytes open in two ways;
-    /// if a refused directory has changed; if a key of an opened store cannot be asked for, is another one after the
-    /// next opening, or was never as it is shown (when no check was made to hold); if a token comes twice.
+    /// If opening panics, or takes more memory than a few times what the files hold; if the same bytes open in two
+    /// ways; if a refused directory has changed; if a key of an opened store cannot be asked for, is another one after
+    /// the next opening, or was never as it is shown (when no check was made to hold); if a token comes twice.
     pub fn exercise(&self, bytes: &[u8], peak_bytes: impl FnOnce(&mut dyn FnMut()) -> u64) {
         let mut input = Input::new(bytes);
         let Some(base) = self.bases.get(input.index(self.bases.len())) else { return };

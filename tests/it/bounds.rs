@@ -82,7 +82,7 @@ fn positions_go_on_beyond_each_bound_of_32_bits() {
 
 #[test]
 fn segment_numbers_go_on_beyond_each_bound_of_the_index_and_of_32_bits() {
-    for bound in [1_u64 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 48] {
+    for bound in [1_u64 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 47] {
         for before in [1, 2, 5] {
             goes_on_from(bound - before, 1 << 20, 1 << 20);
         }

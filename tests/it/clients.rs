@@ -294,11 +294,12 @@ impl Clients {
             let known = self.interrupted.iter().rev().map(|(key, ..)| *key);
             known.clone().find(|known| *known == key).or_else(|| known.clone().next()).unwrap_or(key)
         };
+        let waited = || self.waiters.iter().map(|waiter| waiter.key).find(|key| self.is_held(*key));
         match op {
             Op::Complete { key, bytes } => Op::Complete { key: guarded(key), bytes },
             Op::CompleteWithoutBody { key, bytes } => Op::CompleteWithoutBody { key: guarded(key), bytes },
-            Op::Release { key } => Op::Release { key: guarded(key) },
-            Op::Drop { key } => Op::Drop { key: guarded(key) },
+            Op::Release { key } => Op::Release { key: waited().unwrap_or_else(|| guarded(key)) },
+            Op::Drop { key } => Op::Drop { key: waited().unwrap_or_else(|| guarded(key)) },
             Op::Interrupt { key } => Op::Interrupt { key: guarded(key) },
             Op::SaveCheckpoint { key, bytes } => Op::SaveCheckpoint { key: guarded(key), bytes },
             Op::Renew { key, lease_ms } => Op::Renew { key: guarded(key), lease_ms },
@@ -306,10 +307,7 @@ impl Clients {
             Op::TakeOver { key } => Op::TakeOver { key: handled(key) },
             Op::Resolve { key, bytes } => Op::Resolve { key: handled(key), bytes },
             Op::ReleaseInterrupted { key } => Op::ReleaseInterrupted { key: handled(key) },
-            Op::ReleaseUnseen { key } => {
-                let waited = self.waiters.iter().map(|waiter| waiter.key).find(|key| self.is_held(*key));
-                Op::ReleaseUnseen { key: waited.unwrap_or(key) }
-            }
+            Op::ReleaseUnseen { key } => Op::ReleaseUnseen { key: waited().unwrap_or(key) },
             Op::Leave { key } => Op::Leave { key: self.waiters.first().map_or(key, |waiter| waiter.key) },
             Op::Wait { key, with, wait_ms } => Op::Wait { key: guarded(key), with, wait_ms },
             Op::Reserve { .. } | Op::Reattach { .. } | Op::Peek { .. } | Op::Sync | Op::Close | Op::DropStore => op,

@@ -215,6 +215,34 @@ fn every_variable_that_the_readme_tells_of_is_read_somewhere() {
     }
 }
 
+/// What a parent tells its child, or the program tells what it runs.
+const BETWEEN_PROCESSES: [&str; 9] =
+    ["_DIR", "_LEVEL", "_TASK", "_STAMP", "_SETTING", "_CHILD", "_ROUND", "_ALONE", "KEYONCE_HISTORY_CHILD_SEED"];
+const OF_THE_PROGRAM: [&str; 4] =
+    ["KEYONCE_ATTEMPT", "KEYONCE_DOWNSTREAM_KEY", "KEYONCE_MOMENTS_KEYS", "KEYONCE_MOMENTS_WALL_MS"];
+
+#[test]
+fn every_variable_that_a_test_or_a_bench_takes_from_a_reader_stands_in_the_readme() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let mut told = 0;
+    for (path, source) in ["src", "tests", "benches"].into_iter().flat_map(sources) {
+        for name in source.split('"').filter(|part| part.starts_with("KEYONCE_")) {
+            let is_name = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+            let inner = BETWEEN_PROCESSES.iter().any(|end| name.ends_with(end)) || OF_THE_PROGRAM.contains(&name);
+            if !is_name || name == "KEYONCE_" || inner {
+                continue;
+            }
+            assert!(
+                readme.contains(&format!("`{name}")),
+                "{} reads {name}, of which the README is silent",
+                path.display()
+            );
+            told += 1;
+        }
+    }
+    assert!(told >= 20, "only {told} variables were found");
+}
+
 #[test]
 fn every_example_that_the_readme_tells_of_exists_and_none_is_left_out() {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();

@@ -3,6 +3,7 @@
 //! The fuzzers themselves: `.ci/run` runs each for half a minute. For longer, from the project's root:
 //!
 //! ```text
+//! mkdir -p fuzz/found/recover
 //! RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none recover fuzz/found/recover fuzz/corpus/recover -- \
 //!     -max_total_time=900 -max_len=400 -len_control=0
 //! ```

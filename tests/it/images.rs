@@ -197,6 +197,27 @@ fn after_a_boot_at_which_store_time_stood_still_it_follows_the_boot_clock() {
     assert!(matches!(answer, Ok(Reserve::Replay(_))), "a key completed at this very moment is answered {answer:?}");
 }
 
+/// The header of a segment that was made ready and the end mark of its run tell the same time, and other readings of the
+/// wall clock, which somebody set right in between.
+#[test]
+fn an_end_mark_is_later_than_the_header_of_a_segment_that_was_made_ready() {
+    let (disk, clock, settings) = (SimDisk::new(), ManualClock::default(), Settings::plain());
+    let wall_ms = clock.wall_ms();
+    let store = testing::open(disk.clone(), settings.options(&clock), 1).unwrap();
+    clock.set_wall_ms(wall_ms - 3_600_000);
+    for at in 1..4 {
+        let Ok(Reserve::Fresh(reservation)) = store.reserve(&key(at), fingerprint(at, 0)) else { panic!("a new key") };
+        assert_eq!(reservation.complete(&[7; 40_000]).unwrap(), Completion::Done);
+    }
+    assert!(disk.list().unwrap().contains(&"segment-00000002.keyonce".to_owned()), "none was made ready");
+    clock.set_wall_ms(wall_ms);
+    store.close(Duration::ZERO).unwrap();
+    clock.reboot();
+    let store = testing::open(disk.kill(), settings.options(&clock), 2).unwrap();
+    let answer = store.reserve(&key(1), fingerprint(1, 0));
+    assert!(matches!(answer, Ok(Reserve::Replay(_))), "a key completed at this very moment is answered {answer:?}");
+}
+
 /// A disk that forgets to sync. The checks must notice.
 #[derive(Debug)]
 struct Forgetful {

@@ -88,6 +88,7 @@ fn the_child_reaches_a_limit() {
     let dir = PathBuf::from(dir);
     match std::env::var(TASK).unwrap().as_str() {
         "descriptors" => reach_the_limit_on_descriptors(&dir),
+        "just enough" => open_with_ever_more_descriptors(&dir),
         _ => fill_the_disk(&dir),
     }
 }
@@ -205,6 +206,64 @@ fn reach_the_limit_on_descriptors(dir: &Path) {
     assert!(store.opened().clean);
     assert!(store.opened().keys >= keys as u64);
     tell(&format!("child: done, {keys} keys"));
+}
+
+#[test]
+fn an_opening_with_just_enough_descriptors_or_one_too_few_loses_nothing() {
+    for level in LEVELS {
+        let root = tempfile::tempdir().unwrap();
+        alone(&root.path().join("store"), "just enough", level);
+    }
+}
+
+/// From a limit under which nothing opens up to one under which all goes on, after a kill and after a close.
+fn open_with_ever_more_descriptors(dir: &Path) {
+    limit_descriptors(256);
+    let store = Store::open(dir, options()).unwrap();
+    let keys = 40;
+    (0..keys).for_each(|at| pair(&store, at).unwrap());
+    store.sync().unwrap();
+    let killed = dir.with_file_name("killed");
+    crate::place::copy_files(dir, &killed);
+    store.close(Duration::ZERO).unwrap();
+    drop(store);
+    let taken = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let (mut refused, mut opened) = (0, 0);
+    for dir in [dir, &killed] {
+        let mut worked_at = None;
+        for most in taken..taken + 40 {
+            limit_descriptors(256);
+            let copy = dir.with_file_name("copy");
+            crate::place::copy_files(dir, &copy);
+            limit_descriptors(most);
+            match Store::open(&copy, options()) {
+                Ok(store) => {
+                    opened += 1;
+                    worked_at.get_or_insert(most);
+                    replay(&store, 0..keys);
+                    // It may be out of them at the next segment.
+                    let mut more = keys;
+                    while more < keys + 10 && pair(&store, more).is_ok() {
+                        more += 1;
+                    }
+                    replay(&store, 0..more);
+                    store.close(Duration::ZERO).unwrap();
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert!(worked_at.is_none(), "{most} are too few, and {worked_at:?} were enough: {error}");
+                    names_the_limit(&error);
+                }
+            }
+            limit_descriptors(256);
+            let store = Store::open(&copy, options()).unwrap();
+            replay(&store, 0..keys);
+            drop(store);
+            fs::remove_dir_all(&copy).unwrap();
+        }
+    }
+    assert!(refused > 10 && opened > 10, "{refused} refused, {opened} opened");
+    tell(&format!("child: done, {refused} refused, {opened} opened"));
 }
 
 // Room on the disk.

@@ -266,9 +266,10 @@ impl Op {
                 },
             },
             5..10 => Self::Wait { key, with: With::by_chance(random), wait_ms: random.of(&[1_000, 20_000, 400_000]) },
-            10..12 => Self::ReleaseUnseen { key },
-            12..13 => Self::Leave { key },
-            13..17 => Self::ReserveBatch { seed: random.next() },
+            10..11 => Self::ReleaseUnseen { key },
+            11..12 => Self::Leave { key },
+            12..15 => Self::Release { key },
+            15..17 => Self::ReserveBatch { seed: random.next() },
             _ => Self::CompleteBatch { count: 2 + random.index(3), bytes: random.of(bodies) },
         }
     }

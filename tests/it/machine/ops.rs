@@ -318,8 +318,8 @@ fn response_bytes(input: &mut Input<'_>) -> usize {
     }
 }
 
-/// As long as notes are that make segments roll. Of longer ones two may not fit what is left of a segment, and a hand-over
-/// that comes by itself then waits until its waiter asks.
+/// As long as notes are that make segments roll. Of longer ones two may not fit what is left of a segment, and a
+/// hand-over that comes by itself then waits until its waiter asks.
 const LARGE_NOTE_BYTES: usize = 40 << 10;
 
 /// Notes are large now and then, so that segments roll.

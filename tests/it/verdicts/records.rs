@@ -102,7 +102,8 @@ enum Place {
 /// What says how far the log was synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Witness {
-    OwnHeader,
+    /// The header of a segment that was made ready behind this one, and never used.
+    UnusedHeader,
     SuccessorsHeader,
     LaterRecord,
     Closed,
@@ -123,7 +124,8 @@ impl Facts {
         let mut all = Vec::new();
         for damage in DAMAGES {
             for place in [Place::Below, Place::At, Place::Above] {
-                for witness in [Witness::OwnHeader, Witness::SuccessorsHeader, Witness::LaterRecord, Witness::Closed] {
+                for witness in [Witness::UnusedHeader, Witness::SuccessorsHeader, Witness::LaterRecord, Witness::Closed]
+                {
                     for replaced in [false, true] {
                         for role in [Role::Rolled, Role::Recovery] {
                             for followed in [false, true] {
@@ -157,10 +159,6 @@ impl Facts {
             Place::At => lsn,
             Place::Above => lsn - 8,
         };
-        if self.witness == Witness::OwnHeader {
-            file.header.synced_lsn = synced_lsn;
-            file.write_headers();
-        }
         let record = file.done("record", 0);
         // Room for a record that lies eight bytes off.
         if self.damage == Damage::Misplaced {
@@ -182,7 +180,10 @@ impl Facts {
                 successor.done("after", 0);
                 files.push(successor);
             }
-            Witness::OwnHeader | Witness::LaterRecord | Witness::Closed => {}
+            Witness::UnusedHeader => {
+                files.push(SegmentFile::new(Header { role: Role::Rolled, synced_lsn, ..file.header.behind() }));
+            }
+            Witness::LaterRecord | Witness::Closed => {}
         }
         self.damage.apply(&mut file, record.start, record.end);
         let (mut run_number, newest) = (1, files.last().map_or(file.header, |last| last.header));

@@ -160,10 +160,10 @@ impl Facts {
             end_lsn = file.lsn();
         }
         if let (Place::Newest | Place::Unused, true) = (self.place, self.synced) {
-            let end_lsn = files[2].lsn();
-            let newest = files.last_mut().unwrap();
-            newest.header.synced_lsn = end_lsn;
-            newest.write_headers();
+            // The header of a segment that was made ready behind it says so, and that one was never used.
+            let synced_lsn = files[2].lsn();
+            files.truncate(3);
+            files.push(SegmentFile::new(Header { role: Role::Rolled, synced_lsn, ..files[2].header.behind() }));
         }
         if self.place == Place::Replaced {
             let newest = files[1].header;
@@ -238,15 +238,17 @@ fn a_segment_is_of_the_chain_or_missed_or_out_of_use() {
 fn missed(directory: &Directory, facts: &Facts) {
     let said = refused(directory, facts, ErrorKind::Corrupt);
     let number = facts.index() + 1;
-    let expected = match (facts.place, facts.role) {
-        (Place::Newest, Role::Recovery) => format!("segment {number}, with which the latest run began, is missing"),
-        (Place::Newest, Role::Rolled) => format!("its successor, segment {number}, is missing"),
+    // A newest segment that was synced has one behind it that was made ready, and names it.
+    let newest = facts.place == Place::Newest && !facts.synced;
+    let expected = match (newest, facts.role) {
+        (true, Role::Recovery) => format!("segment {number}, with which the latest run began, is missing"),
+        (true, Role::Rolled) => format!("its successor, segment {number}, is missing"),
         _ => format!("it names segment {number}, which is missing"),
     };
     assert!(said.ends_with(&expected), "{facts:?}: {said}");
-    let by = match (facts.place, facts.role) {
-        (Place::Newest, Role::Recovery) => "keyonce.store".to_owned(),
-        (Place::Newest, Role::Rolled) => "segment-00000002.keyonce".to_owned(),
+    let by = match (newest, facts.role) {
+        (true, Role::Recovery) => "keyonce.store".to_owned(),
+        (true, Role::Rolled) => "segment-00000002.keyonce".to_owned(),
         _ => format!("segment-{:08x}.keyonce", number + 1),
     };
     assert!(said.starts_with(&format!("{by} is corrupt at byte ")), "{facts:?}: {said}");

@@ -158,8 +158,8 @@ impl Driver {
         }
     }
 
-    /// Ends a store of which nobody knows how it stands, and looks what the next opening finds: what the model knows, or
-    /// what it knew `before` the call that failed.
+    /// Ends a store of which nobody knows how it stands, and looks what the next opening finds: what the model knows,
+    /// or what it knew `before` the call that failed.
     fn reopen_in_doubt(&mut self, before: Option<&Model>) -> Result<(), String> {
         let Some(disk) = self.disk() else { return Ok(()) };
         let left = match self.faults.then {

@@ -278,6 +278,11 @@ impl Driver {
             Reopen::LosePower | Reopen::LoseSome { .. } => self.model.lose_power(),
         }
         drop(store);
+        if way == Reopen::DropStore && self.is_strained() {
+            // Nobody is told whether all was said.
+            self.refused = Some(ErrorKind::Poisoned);
+            return Err("the store was dropped while its disk failed".to_owned());
+        }
         if let Some(left) = left {
             self.take_to(left);
         }
