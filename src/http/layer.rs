@@ -37,14 +37,17 @@ type MayReplay = dyn Fn(&request::Parts, &Key) -> Result<(), StatusCode> + Send 
 type IssuedAt = dyn Fn(&request::Parts, &[u8]) -> Option<SystemTime> + Send + Sync;
 
 /// What a reconciler gives.
-type Finding = Pin<Box<dyn Future<Output = Found> + Send>>;
+pub(super) type Finding = Pin<Box<dyn Future<Output = Found> + Send>>;
+
+/// Finds out what became of an interrupted key.
+pub(super) type Reconcile = dyn Fn(Key, KeyInfo) -> Finding + Send + Sync;
 
 /// What happens to a request whose key is interrupted.
 #[derive(Clone)]
 pub(super) enum WhenInterrupted {
     Refuse,
     TakeOver,
-    Reconcile(Arc<dyn Fn(Key, KeyInfo) -> Finding + Send + Sync>),
+    Reconcile(Arc<Reconcile>),
 }
 
 /// A layer that has not been told how keys are kept apart: it is none yet.

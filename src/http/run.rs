@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
@@ -94,15 +95,15 @@ impl Drop for Running {
     }
 }
 
-/// Runs a request whose key is reserved, and gives its answer once it is stored.
-pub(super) async fn run<S, B, O>(
-    config: Arc<Config>,
+/// Runs a request whose key is reserved; the task gives its answer once that is stored.
+pub(super) fn run<S, B, O>(
+    config: &Arc<Config>,
     dialect: Dialect,
     reservation: Reservation,
     mut inner: S,
     mut parts: request::Parts,
     body: Whole,
-) -> Result<Response<Body<O>>, S::Error>
+) -> JoinHandle<Result<Response<Body<O>>, S::Error>>
 where
     S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Send + 'static,
     B: Send + 'static,
@@ -115,17 +116,24 @@ where
             until: Instant::now() + config.run_at_most,
         },
         running: config.runs.enter(),
-        config,
+        config: Arc::clone(config),
         dialect,
         reservation,
     };
     parts.extensions.insert(work.lease.attempt.clone());
     let request = Request::from_parts(parts, Body::held(body.data, body.trailers));
-    let task = tokio::spawn(async move {
+    tokio::spawn(async move {
         let served = work.lease.renewed_while(async { inner.call(request).await }).await;
         work.answer(served).await
-    });
-    match task.await.map_err(tokio::task::JoinError::try_into_panic) {
+    })
+}
+
+/// What the task of a run gives.
+pub(super) async fn answer_of<O, E>(
+    task: JoinHandle<Result<Response<Body<O>>, E>>,
+    dialect: Dialect,
+) -> Result<Response<Body<O>>, E> {
+    match task.await.map_err(JoinError::try_into_panic) {
         Ok(answered) => answered,
         // As it would have come without the layer, for whoever catches panics around it.
         Err(Ok(panic)) => resume_unwind(panic),
@@ -146,11 +154,12 @@ impl Lease {
     /// Renews the lease while something is done.
     async fn renewed_while<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
-        // Most work that is ready at once needs no timer.
-        let mut renewing = pin!(self.renew());
+        // Work that is ready at once needs no timer.
+        let mut renewing = None;
         poll_fn(|cx| {
             let done = work.as_mut().poll(cx);
             if done.is_pending() {
+                let renewing = renewing.get_or_insert_with(|| Box::pin(self.renew()));
                 let Poll::Pending = renewing.as_mut().poll(cx);
             }
             done
@@ -201,14 +210,14 @@ impl Work {
         Ok(match said.unwrap_or_else(by_rule) {
             Verdict::Release => {
                 // Should the release fail, the key is interrupted: safe, and nothing for this client to know.
-                let _given_back = self.reservation.release_async().await.is_ok();
+                let _given_back = Box::pin(self.reservation.release_async()).await.is_ok();
                 response.map(Body::passed)
             }
             Verdict::Interrupt => {
                 self.reservation.interrupt();
                 response.map(Body::passed)
             }
-            Verdict::KeepWithoutBody if response.status().is_informational() => self.switch(response).await,
+            Verdict::KeepWithoutBody if response.status().is_informational() => Box::pin(self.switch(response)).await,
             Verdict::KeepWithoutBody => self.keep(response, false).await,
             Verdict::Keep => self.keep(response, true).await,
         })
@@ -259,7 +268,9 @@ impl Work {
         let outcome = Outcome::of(&self.config, &parts, whole, keep_body);
         match outcome.store(self.reservation).await {
             Ok(Completion::Done) => {
-                tell_expiry(&self.config, &key, &mut parts.headers).await;
+                if self.config.expires_header.is_some() {
+                    Box::pin(tell_expiry(&self.config, &key, &mut parts.headers)).await;
+                }
                 Response::from_parts(parts, body)
             }
             other => tell(self.dialect, problem_of(other)),
@@ -337,15 +348,18 @@ impl Outcome {
 
     /// Stores as much as there is room for: the answer; else its head and the reference; else its status alone.
     async fn store(self, mut reservation: Reservation) -> Result<Completion, Error> {
-        let Self { kept, head, reference } = self;
-        if let Some(bytes) = kept {
-            match reservation.complete_async(&bytes).await {
+        if let Some(bytes) = &self.kept {
+            match reservation.complete_async(bytes).await {
                 Err(NotStored { error, reservation: again }) if is_of_room(&error) => reservation = again,
                 other => return Ok(other?),
             }
         }
-        let least = Answer::new(head.status, Bytes::new());
-        if let Some(bytes) = head.without_body(reference).to_bytes() {
+        Box::pin(self.store_without_body(reservation)).await
+    }
+
+    async fn store_without_body(self, mut reservation: Reservation) -> Result<Completion, Error> {
+        let least = Answer::new(self.head.status, Bytes::new());
+        if let Some(bytes) = self.head.without_body(self.reference).to_bytes() {
             match reservation.complete_without_body_async(&bytes).await {
                 Err(NotStored { error, reservation: again }) if is_of_room(&error) => reservation = again,
                 other => return Ok(other?),
@@ -370,9 +384,7 @@ fn problem_of(stored: Result<Completion, Error>) -> Problem {
 
 /// Tells the first client, too, until when its answer is remembered.
 async fn tell_expiry(config: &Config, key: &Key, headers: &mut HeaderMap) {
-    if config.expires_header.is_some()
-        && let Ok(Some(info)) = config.store.peek_async(key).await
-    {
+    if let Ok(Some(info)) = config.store.peek_async(key).await {
         config.tell_expiry(headers, info.kept_until);
     }
 }

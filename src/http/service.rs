@@ -19,10 +19,10 @@ use tower_service::Service;
 use super::Answer;
 use super::body::{Body, BoxError, Read, Whole, read_up_to};
 use super::header::key_in;
-use super::layer::{Config, Scoped, WhenInterrupted};
+use super::layer::{Config, Reconcile, Scoped, WhenInterrupted};
 use super::policy::Found;
 use super::problem::{Dialect, Problem};
-use super::run::run;
+use super::run::{answer_of, run};
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::options::ReserveOptions;
@@ -171,7 +171,8 @@ impl Asks {
         let told = match judged {
             Ok((Reserve::Fresh(reservation), body, _)) => {
                 let Self { config, parts, .. } = self;
-                return run(config, dialect, reservation, inner, parts, body).await;
+                let task = run(&config, dialect, reservation, inner, parts, body);
+                return answer_of(task, dialect).await;
             }
             Ok((Reserve::Replay(kept), _, key)) => return Ok(self.config.replay(&self.parts, &key, &kept)),
             Ok((Reserve::InFlight(running), ..)) => Problem::InFlight { retry_after: running.retry_after() },
@@ -209,35 +210,65 @@ impl Asks {
             Some(issued_at) => self.config.with.clone().issued_at(issued_at),
             None => self.config.with.clone(),
         };
-        let mut reserve = self.ask(key, body, &with).await?;
-        for _ in 0..ROUNDS_MAX {
-            let (unknown, reconcile) = match (reserve, &self.config.when_interrupted) {
-                (Reserve::Interrupted(unknown), WhenInterrupted::Reconcile(reconcile)) => (unknown, reconcile),
-                (other, _) => return Ok(other),
-            };
-            let found = reconcile(key.clone(), unknown.info().clone()).await;
-            reserve = match act_on(found, unknown).await? {
-                Some(reserve) => reserve,
-                None => self.ask(key, body, &with).await?,
-            };
+        // What is seldom done stands in boxes of its own: the smaller a future, the less it costs to move it about.
+        match (self.ask(key, body, &with).await?, &self.config.when_interrupted) {
+            (Reserve::Interrupted(unknown), WhenInterrupted::Reconcile(reconcile)) => {
+                Box::pin(self.reconcile(unknown, &**reconcile, key, body, &with)).await
+            }
+            (other, _) => Ok(other),
         }
-        Ok(reserve)
+    }
+
+    /// Asks whoever may know what became of an interrupted key, and the store again.
+    async fn reconcile(
+        &self,
+        mut unknown: Interrupted,
+        reconcile: &Reconcile,
+        key: &Key,
+        body: &Whole,
+        with: &ReserveOptions,
+    ) -> Result<Reserve, Problem> {
+        for _ in 0..ROUNDS_MAX {
+            let found = reconcile(key.clone(), unknown.info().clone()).await;
+            let reserve = match act_on(found, unknown).await? {
+                Some(reserve) => reserve,
+                None => self.ask(key, body, with).await?,
+            };
+            match reserve {
+                Reserve::Interrupted(again) => unknown = again,
+                other => return Ok(other),
+            }
+        }
+        Ok(Reserve::Interrupted(unknown))
     }
 
     async fn ask(&self, key: &Key, body: &Whole, with: &ReserveOptions) -> Result<Reserve, Problem> {
         let config = &self.config;
         let fingerprint = config.recipe.fingerprint(&self.parts, &body.data);
-        let first = config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)?;
-        if matches!(first, Reserve::Mismatch(_)) {
-            for earlier in &config.accept_also {
-                let fingerprint = earlier.fingerprint(&self.parts, &body.data);
-                match config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
-                    Reserve::Mismatch(_) => {}
-                    other => return Ok(other),
-                }
+        match config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
+            Reserve::Mismatch(other) if !config.accept_also.is_empty() => {
+                let earlier = Box::pin(self.ask_by_earlier_recipes(key, body, with)).await?;
+                Ok(earlier.unwrap_or(Reserve::Mismatch(other)))
+            }
+            told => Ok(told),
+        }
+    }
+
+    /// As the request would have been stored by an earlier release; `None` if it is a mismatch by each.
+    async fn ask_by_earlier_recipes(
+        &self,
+        key: &Key,
+        body: &Whole,
+        with: &ReserveOptions,
+    ) -> Result<Option<Reserve>, Problem> {
+        for earlier in &self.config.accept_also {
+            let fingerprint = earlier.fingerprint(&self.parts, &body.data);
+            match self.config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
+                Reserve::Mismatch(_) => {}
+                other => return Ok(Some(other)),
             }
         }
-        Ok(first)
+        Ok(None)
     }
 }
 
