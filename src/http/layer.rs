@@ -182,8 +182,8 @@ impl IdempotencyLayer {
     /// One scope for all callers: anybody who knows or guesses a key and sends the same request is shown its answer. For
     /// services with one caller, or whose keys nobody can guess.
     pub fn shared_scope(self, scope: impl AsRef<[u8]>) -> IdempotencyLayer<Scoped> {
-        let scope = scope.as_ref().to_vec();
-        self.scope(move |_| Some(scope.clone()))
+        let scope: Arc<[u8]> = scope.as_ref().into();
+        self.scope(move |_| Some(Arc::clone(&scope)))
     }
 }
 
