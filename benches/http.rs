@@ -66,8 +66,8 @@ fn main() {
             connected.push(runtime.block_on(over_a_connection(&layer, requests)));
             store.close(Duration::from_secs(5)).expect("closed");
         }
-        let added = tell("called in the process", &called);
-        tell("over a connection", &connected);
+        tell("called in the process", &called);
+        let added = tell("over a connection", &connected);
         match durability {
             Durability::ProcessCrash => println!("  at most {ADDED_US_MAX} us: {}", verdict(added <= ADDED_US_MAX)),
             _ => println!("  data syncs a request: {syncs:.2}; one sync: p50 {:.1} us", sync_us(requests)),
