@@ -93,8 +93,8 @@ impl Commit {
         self.fail(&mut self.state.lock(), cause)
     }
 
-    /// Returns once everything below `lsn` is durable. `sync` makes durable what has been appended when it is called,
-    /// and says up to which LSN; it runs on this thread if nobody else is at it.
+    /// Returns once everything below `lsn` is durable. `sync` makes durable more of what had been appended when it was
+    /// called, and says up to which LSN; it runs on this thread if nobody else is at it, and again if that was not enough.
     ///
     /// # Errors
     ///

@@ -196,7 +196,8 @@ pub enum ErrorKind {
     /// Another store has the directory open, in this process or in another.
     Locked,
     /// Bytes fail their checks where no crash explains it. The message names file, offset and reason; nothing was
-    /// changed.
+    /// changed. Keep a copy of the directory, then restore one from before, or begin a new one and treat every key of
+    /// the last window as interrupted. Removing `hint-*` files is always safe and mends nothing else.
     Corrupt,
     /// The directory holds something else, or parts of another store. Nothing was changed.
     ForeignDirectory,

@@ -292,7 +292,7 @@ impl Options {
         Self { on_event: Some(OnEvent(on_event)), ..self }
     }
 
-    /// Who is told how far an opening has come, and may call it off: before anything is read, and whenever a segment is
+    /// Who is told how far an opening has come, and may call it off: before any record is read, and whenever a segment is
     /// known, from whatever thread reads it. [`ControlFlow::Break`] ends the opening with
     /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and not a byte is changed. Default nobody.
     ///

@@ -144,7 +144,9 @@ impl<'a> Reading<'a> {
         scan.records = self.states.len() as u64;
         if hole.is_none() && scan.end < life.bytes {
             let offset = scan.end;
-            hole = Some(Hole { from_lsn: life.first_lsn + offset, offset, bad: Bad::Blank, torn: false });
+            // Bytes that the header tells of and that are not there are no room that was never used.
+            let torn = (self.bytes.len() as u64) < life.bytes;
+            hole = Some(Hole { from_lsn: life.first_lsn + offset, offset, bad: Bad::Blank, torn });
         }
         // Room behind an end mark is room that was never used.
         if !scan.ends_closed(life) {

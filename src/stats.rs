@@ -45,9 +45,9 @@ pub struct OpenReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes of the log that are known.
+    /// Bytes of the log that are known, in the end all of them. What a crash has left to be written anew follows.
     pub bytes_read: u64,
-    /// Bytes of all its files: what is left out, or known from a hint, makes the last step the larger.
+    /// Bytes of all its files, also of those that hold nothing that counts and are not read.
     pub bytes: u64,
 }
 

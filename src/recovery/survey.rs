@@ -369,6 +369,8 @@ impl Survey {
                 others.into_iter().map(join).fold(own, Result::and)
             })?;
         }
+        // What lies outside of the chain needs no reading.
+        reader.tell(reader.bytes)?;
         for link in &self.chain {
             self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
         }

@@ -164,7 +164,6 @@ fn a_hint_that_is_made_up_miscounts_at_most() {
 #[test]
 fn tasks_and_closing_do_not_wait_for_all_the_hints_that_are_made_anew() {
     use super::tasks::block_on;
-    use std::time::Instant;
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("store");
     let options = keyonce::Options::new().durability(keyonce::Durability::ProcessCrash).segment_bytes(4 << 20);
@@ -194,7 +193,7 @@ fn tasks_and_closing_do_not_wait_for_all_the_hints_that_are_made_anew() {
         let mut most = Duration::ZERO;
         for at in 0..8 {
             let key = Key::new(if hinted { "a" } else { "b" }, at.to_string()).unwrap();
-            let begin = Instant::now();
+            let begin = crate::tasks::machine_now();
             let Reserve::Fresh(owner) = block_on(store.reserve_async(&key, request())).unwrap() else { panic!() };
             assert_eq!(block_on(owner.complete_async(&large)).unwrap(), Completion::Done);
             most = most.max(begin.elapsed());
@@ -204,7 +203,7 @@ fn tasks_and_closing_do_not_wait_for_all_the_hints_that_are_made_anew() {
     }
     remove_hints();
     let store = Store::open(&dir, options).unwrap();
-    let begin = Instant::now();
+    let begin = crate::tasks::machine_now();
     store.close(Duration::ZERO).unwrap();
     let closing = begin.elapsed();
     eprintln!("longest with hints, without: {longest:?}; closing at once without: {closing:?}");

@@ -25,7 +25,7 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use keyonce::testing::{self, Access, ManualClock, Segment, SimDisk, Storage, Tear};
 use keyonce::{Clock, Completion, Error, Options, Reserve, Store};
@@ -34,6 +34,7 @@ use self::campaign::Campaign;
 use super::clients::Clients;
 use super::examine::{Check, Plan, Tally, caught, in_parallel, in_threads, number};
 use super::oracle::{fingerprint, key};
+use super::tasks::machine_now;
 use super::workload::{Mount, Op, Random, Settings, With, plainly};
 
 /// How many images an ordinary run checks.
@@ -53,12 +54,6 @@ const MET: [&str; 11] = [
     "waiters told a response",
     "waiters told otherwise",
 ];
-
-/// The time by the clock of the machine.
-#[expect(clippy::disallowed_methods, reason = "what is measured is how long the machine takes")]
-fn machine_now() -> Instant {
-    Instant::now()
-}
 
 /// What the clients of a seed's workload did.
 fn workload(mount: Mount, seed: u64) -> (Settings, Clients) {

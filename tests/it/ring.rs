@@ -215,3 +215,76 @@ fn a_kill_at_any_moment_while_segments_grow_leaves_a_store_that_opens() {
         assert!(opened.is_ok(), "after {} steps: {}", moment.steps(), opened.unwrap_err());
     }
 }
+
+/// Row R10: a job that runs once a day, each time after another boot.
+#[test]
+fn a_store_that_is_opened_once_a_day_for_a_month_stays_flat_and_forgets_nothing_early() {
+    let (mut disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let day = Duration::from_secs(24 * 60 * 60);
+    let three_days = || options(&clock).retention(Retention::new(3 * day, 0.001));
+    for today in 0..30_u64 {
+        let store = testing::open(disk.clone(), three_days(), today).unwrap();
+        finish(&store, today, format!("of day {today}").as_bytes());
+        for earlier in 0..=today {
+            let remembered = store.peek(&key(earlier)).unwrap().is_some();
+            assert_eq!(remembered, today - earlier < 3, "the key of day {earlier} on day {today}");
+        }
+        if today.is_multiple_of(2) {
+            store.close(Duration::ZERO).unwrap();
+        }
+        let left = disk.kill();
+        drop(store);
+        disk = left;
+        assert!(segment_files(&disk) <= 4, "{:?}", disk.list().unwrap());
+        clock.advance(day);
+        clock.reboot();
+    }
+}
+
+/// Row R8: whoever reads a response gets its own bytes, while segments are given up and used again beneath.
+#[test]
+fn a_large_response_is_its_own_bytes_while_segments_go_and_come_back() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new(START_MS));
+    let store = testing::open(disk.clone(), options(&clock), 1).unwrap();
+    let body = |at: u64| (0..15_000).map(|byte| u8::try_from((at * 31 + byte / 97) % 251).unwrap()).collect::<Vec<_>>();
+    let newest = std::sync::atomic::AtomicU64::new(0);
+    let is_its_own = |store: &Store, at: u64| match store.reserve(&key(at), request()).unwrap() {
+        Reserve::Replay(response) => {
+            assert_eq!(response.body(), Body::Kept(&body(at)), "key {at}");
+            true
+        }
+        Reserve::Fresh(owner) => {
+            assert_eq!(owner.release().unwrap(), Completion::Done);
+            false
+        }
+        other => panic!("key {at}: {other:?}"),
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let (mut read, mut gone) = (0, 0);
+                    while newest.load(std::sync::atomic::Ordering::Acquire) < 300 {
+                        let newest = newest.load(std::sync::atomic::Ordering::Acquire);
+                        for at in newest.saturating_sub(70)..newest {
+                            if is_its_own(&store, at) { read += 1 } else { gone += 1 }
+                        }
+                    }
+                    (read, gone)
+                })
+            })
+            .collect();
+        for at in 0..300 {
+            finish(&store, at, &body(at));
+            newest.store(at + 1, std::sync::atomic::Ordering::Release);
+            clock.advance(Duration::from_secs(1));
+        }
+        for reader in readers {
+            let (read, gone) = reader.join().unwrap();
+            assert!(read > 100 && gone > 0, "{read} were read, {gone} were gone");
+        }
+    });
+    assert!(segment_files(&disk) < 20, "{:?}", disk.list().unwrap());
+    let left = testing::open(disk.kill(), options(&clock), 2).unwrap();
+    assert!((260..300).all(|at| is_its_own(&left, at)));
+}
