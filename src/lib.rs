@@ -108,6 +108,7 @@
 //! | work that goes on in another process | [`Reservation::detach`], [`Store::reattach`] |
 //! | a key that was left interrupted, or all of them | [`Interrupted`], [`Store::interrupted`], [`OnInterrupted`] |
 //! | clients or queues that retry for days | [`ReserveOptions::issued_at`], [`Retention`] |
+//! | an HTTP or gRPC service whose clients send keys | feature `tower`, `http::IdempotencyLayer` |
 //! | somebody to be told of what needs a person | [`Options::on_event`], [`Store::health`] |
 //! | tests of your own service against crashes | feature `testing`, `examples/crash_test.rs` |
 //!
@@ -122,7 +123,8 @@
 //! `store` and `reservation` are the public face; `engine` knows the order of steps; `state` decides, purely; `index`
 //! finds the latest record of a key, `log` appends records to `segment`s, `commit` makes them durable, `recovery`
 //! opens, by what `scan` reads of a segment or a `hint` says of it; `format` alone knows bytes, `storage` files, and
-//! `map` holds all unsafe code. Imports point down only.
+//! `map` holds all unsafe code. `http` (feature `tower`) stands on the public face, as any user's code does. Imports point
+//! down only.
 //!
 //! # Features
 //!
@@ -130,6 +132,7 @@
 //! |---|---|
 //! | `testing` | a simulated disk, a clock moved by hand, the seams they plug into, and a reference model |
 //! | `cli` | the program `keyonce` |
+//! | `tower` | `http`: the `Idempotency-Key` header for axum, tonic, hyper and any tower service |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -145,6 +148,8 @@ mod fork;
 mod format;
 mod helper;
 mod hint;
+#[cfg(feature = "tower")]
+pub mod http;
 mod index;
 mod key;
 mod left;

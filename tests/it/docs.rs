@@ -107,6 +107,25 @@ fn every_test_that_the_table_of_faults_names_exists_and_every_fault_has_one() {
 }
 
 #[test]
+fn every_test_that_the_table_of_http_rules_names_exists_and_every_rule_has_one() {
+    let tests = tests();
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance.md")).unwrap();
+    let mut rules = 0;
+    for line in table.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| shown by |")) {
+        let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [rule, here, shown_by] = cells.as_slice() else { panic!("not three columns: {line}") };
+        assert!(!rule.is_empty() && !here.is_empty());
+        let names: Vec<_> = shown_by.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "{rule}: shown by no test");
+        for name in names {
+            assert!(tests.contains(name), "{rule}: shown by {name}, which is no test");
+        }
+        rules += 1;
+    }
+    assert!(rules >= 35, "only {rules} rules: the table was not read");
+}
+
+#[test]
 fn the_list_of_cases_is_whole_and_the_rows_that_are_due_have_tests() {
     let cases = cases();
     let counts = [('O', 12), ('S', 10), ('I', 5), ('T', 6), ('M', 6), ('F', 4), ('D', 15), ('R', 15), ('H', 10)];
@@ -231,7 +250,12 @@ fn every_example_that_the_readme_tells_of_exists_and_none_is_left_out() {
     let (examples, _) = examples.split_once("\n## ").unwrap();
     let told: BTreeSet<_> = examples.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let found = sources("examples");
-    let found: BTreeSet<_> = found.iter().map(|(path, _)| path.file_stem().unwrap().to_str().unwrap()).collect();
-    let for_users: BTreeSet<_> = found.into_iter().filter(|name| *name != "one_pair").collect();
+    // One that is a package of its own has its name from its directory.
+    let name = |path: &Path| match path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")).unwrap() {
+        file if file.components().count() == 1 => file.file_stem().unwrap().to_str().unwrap().to_owned(),
+        inside => inside.iter().next().unwrap().to_str().unwrap().to_owned(),
+    };
+    let found: BTreeSet<_> = found.iter().map(|(path, _)| name(path)).collect();
+    let for_users: BTreeSet<_> = found.iter().map(String::as_str).filter(|name| *name != "one_pair").collect();
     assert_eq!(told, for_users, "one_pair is for counting system calls, the others for readers");
 }

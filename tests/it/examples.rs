@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 /// Every example for readers, and beginnings of lines that it must print. Keys come off a list in any order.
-const EXAMPLES: [(&str, &[&str]); 6] = [
+const EXAMPLES: [(&str, &[&str]); 8] = [
     (
         "guard_and_lease",
         &[
@@ -71,6 +71,25 @@ const EXAMPLES: [(&str, &[&str]); 6] = [
             "m-3, the post takes nothing: Again(5s)",
             "m-1, delivered again after a day: DeadLetter(\"it may have been handled and forgotten\")",
             "letters sent: [\"Dear Ada\", \"Dear Carl\"]",
+        ],
+    ),
+    (
+        "axum_tips",
+        &[
+            "  try 1: no answer in time",
+            "  the client gave up after 6 tries, and the reader was charged 6 times",
+            "  try 2: 409 Conflict",
+            "  the client tried ",
+        ],
+    ),
+    (
+        "reqwest_retry",
+        &[
+            "  503 Service Unavailable, to come back after 1s: the same request again, under the same key",
+            "  502 Bad Gateway: the same request again, under the same key",
+            "paid: charge 1 of 9.99 EUR, replayed: true",
+            "charges: 1",
+            "refused at once: 422 Unprocessable Entity",
         ],
     ),
     ("crash_test", &["the careful handler: ", "the careless handler: ", "  deaths: "]),
@@ -146,7 +165,9 @@ fn one_pair_syncs_twice_a_pair_and_replays_them_all() {
 #[test]
 fn no_example_is_left_out() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let found: BTreeSet<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let found = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    // A directory is a package of its own.
+    let found: BTreeSet<_> = found.filter(|path| path.is_file()).map(|path| path.file_name().unwrap().into()).collect();
     let tested = EXAMPLES.iter().map(|(name, _)| *name).chain(["hello_once", "one_pair"]);
-    assert_eq!(found, tested.map(|name| format!("{name}.rs").into()).collect());
+    assert_eq!(found, tested.map(|name| format!("{name}.rs").into()).collect::<BTreeSet<std::ffi::OsString>>());
 }

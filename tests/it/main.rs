@@ -21,6 +21,7 @@ mod fuzzed;
 mod handed_on;
 mod hints;
 mod history;
+mod http;
 mod images;
 mod kill;
 mod kinds;
