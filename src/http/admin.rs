@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use super::Answer;
 use super::body::{Body, BoxError, Read, read_up_to};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::{Key, Token};
 use crate::options::{OnDrop, OnInterrupted, ReserveOptions};
 use crate::reservation::{Completion, Interrupted, KeyInfo, KeyState};
@@ -59,7 +59,8 @@ pub struct Admin {
 /// | `POST /key/forget?scope=S&id=I&reason=R` | any key is as if it had never been; the reason stands in the log |
 ///
 /// Scope and id are percent-encoded, as lists tell them. `token` is the one that was told with the key: if another attempt
-/// has come meanwhile nothing is done, and the answer is 409. What is unknown is 404, what lacks something 400.
+/// has come meanwhile nothing is done, and the answer is 409. What is unknown is 404, what lacks something 400, an answer
+/// larger than the store takes 413. A `POST` that a browser sends for a page of another site (`Sec-Fetch-Site`) is 403.
 ///
 /// ```
 /// # fn check(store: keyonce::Store) -> axum::Router {
@@ -99,6 +100,7 @@ enum Refusal {
     Method(&'static str),
     Bad(&'static str),
     Conflict(&'static str),
+    CrossSite,
     Store(Error),
 }
 
@@ -115,6 +117,10 @@ impl Refusal {
             Self::Method(allowed) => (StatusCode::METHOD_NOT_ALLOWED, format!("{allowed} alone")),
             Self::Bad(why) => (StatusCode::BAD_REQUEST, (*why).to_owned()),
             Self::Conflict(why) => (StatusCode::CONFLICT, (*why).to_owned()),
+            Self::CrossSite => (StatusCode::FORBIDDEN, "a page of another site may not act on keys".to_owned()),
+            Self::Store(error) if matches!(error.kind(), ErrorKind::TooLarge) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+            }
             Self::Store(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         };
         let mut response = told(status, &json!({ "error": why }));
@@ -137,6 +143,7 @@ impl Admin {
             (true, _, "/health") => Ok(self.health()),
             (true, _, "/stats") => Ok(self.stats()),
             (true, _, "/keys") => self.list(&Query::of(&parts)).await,
+            (_, true, _) if is_cross_site(&parts) => Err(Refusal::CrossSite),
             (true, _, "/key") => self.show(&Query::of(&parts)).await,
             (_, true, "/key/resolve") => self.resolve(&parts, body).await,
             (_, true, "/key/release") => {
@@ -206,6 +213,7 @@ impl Admin {
         let query = Query::of(parts);
         let status = query.text("status").and_then(|status| status.parse::<u16>().ok());
         let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+        let status = status.filter(|status| !status.is_informational());
         let status = status.ok_or(Refusal::Bad("the status of the answer is missing, or is none"))?;
         let Ok(Read::Whole(body)) = read_up_to(pin!(body), ANSWER_BYTES_MAX).await else {
             return Err(Refusal::Bad("the answer broke off, or is too large"));
@@ -269,6 +277,13 @@ impl Query {
         };
         Key::new(scope, id).map_err(|_| Refusal::Bad("the scope or the id has no valid length"))
     }
+}
+
+/// Whether a browser says that a page of elsewhere has sent it: whoever is logged in may be led to such a page, and the
+/// browser sends their credentials along. What is no browser does not say anything.
+fn is_cross_site(parts: &request::Parts) -> bool {
+    let said = parts.headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    said.is_some_and(|site| ![b"same-origin".as_slice(), b"none"].contains(&site))
 }
 
 /// What is known of a key.

@@ -55,10 +55,16 @@ fn retry_ages(text: &mut String, stats: &Stats) {
     let mut below = 0;
     for (at_most, count) in stats.retry_ages.buckets() {
         below += count;
-        line(text, &format!("keyonce_retry_age_seconds_bucket{{le=\"{}\"}} {below}", at_most.as_secs_f64()));
+        let at_most = bound(at_most.as_secs_f64());
+        line(text, &format!("keyonce_retry_age_seconds_bucket{{le=\"{at_most}\"}} {below}"));
     }
     line(text, &format!("keyonce_retry_age_seconds_bucket{{le=\"+Inf\"}} {}", stats.retry_ages.count()));
-    line(text, &format!("keyonce_retry_age_seconds_count {}", stats.retry_ages.count()));
+    // OpenMetrics has a count only where there is a sum, which is not known.
+}
+
+/// The bound of a bucket, as OpenMetrics spells numbers: with a point, and from a million on with an exponent.
+fn bound(seconds: f64) -> String {
+    if seconds < 1e6 { format!("{seconds:?}") } else { format!("{seconds:e}").replace('e', "e+0") }
 }
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
@@ -68,4 +74,18 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
 
 fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("writing to a string never fails");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_spelled_as_strict_readers_want_them() {
+        let spelled = [(0.0, "0.0"), (0.001, "0.001"), (60.0, "60.0"), (65.535, "65.535"), (1e6, "1e+06")];
+        for (seconds, bound_of_it) in spelled {
+            assert_eq!(bound(seconds), bound_of_it);
+        }
+        assert_eq!(bound(1_048_575.999), "1.048575999e+06");
+    }
 }

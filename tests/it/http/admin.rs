@@ -116,7 +116,7 @@ fn an_operator_is_told_of_health_and_metrics_in_a_form_that_scrapers_read() {
             "keyonce_answers_total{answer=\"fresh\"} 2",
             "keyonce_answers_total{answer=\"replay\"} 2",
             "keyonce_completed_total 1",
-            "keyonce_retry_age_seconds_count 2",
+            "keyonce_retry_age_seconds_bucket{le=\"+Inf\"} 2",
         ] {
             assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
         }
@@ -125,5 +125,33 @@ fn an_operator_is_told_of_health_and_metrics_in_a_form_that_scrapers_read() {
         shop.store.close(std::time::Duration::ZERO).unwrap();
         assert_eq!(asked(&admin, "GET", "/admin/health", "").await.0, 503);
         assert_eq!(asked(&admin, "GET", "/admin/key?scope=shop&id=abc", "").await.0, 503);
+    });
+}
+
+#[test]
+fn what_cannot_be_an_answer_is_not_stored_as_one() {
+    run(async {
+        let (shop, token) = with_interrupted("shop").await;
+        let admin = mounted(&shop);
+        let uri = |status| format!("/admin/key/resolve?scope=shop&id=a%2Fb%26c%25&token={token}&status={status}");
+        for status in [99, 100, 101, 199] {
+            assert_eq!(asked(&admin, "POST", &uri(status), "found").await.0, 400, "{status}");
+        }
+        let too_large = "x".repeat(2 << 20);
+        assert_eq!(asked(&admin, "POST", &uri(200), &too_large).await.0, 413);
+        assert_eq!(shop.store.interrupted().count(), 1);
+    });
+}
+
+#[test]
+fn a_page_of_another_site_cannot_make_an_operators_browser_act() {
+    run(async {
+        let (shop, _) = with_interrupted("shop").await;
+        let admin = mounted(&shop);
+        let uri = "/admin/key/forget?scope=shop&id=a%2Fb%26c%25&reason=r";
+        for (site, status) in [("cross-site", 403), ("same-site", 403), ("none", 200)] {
+            let told = send(&admin, request("POST", uri, &[("sec-fetch-site", site)], "")).await;
+            assert_eq!(told.status, status, "{site}");
+        }
     });
 }
