@@ -42,10 +42,19 @@
 //! limits belong *inside* it, where what they answer is judged; around it they leave the work running, which is what a
 //! retry then finds. A panic comes out as it would without the layer, and leaves the key interrupted.
 //!
+//! A route has one such layer: within the run of another one with the same store and scope it would find its own key
+//! running. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
+//! is left of them, and requests under two prefixes are the same to it unless the scope tells them apart.
+//!
+//! The run is not within what the task of the connection holds: task-local values and entered tracing spans do not reach
+//! it, the request's extensions do. The lease is renewed whenever the run waits; a handler that blocks its thread for
+//! longer than the lease is told of as interrupted meanwhile, so blocking work belongs on `spawn_blocking`.
+//!
 //! # What is kept in memory
 //!
 //! For each guarded request its body, at most `request_bytes_max`; from when the service has answered, the answer's body,
-//! at most `response_bytes_max` and one frame, and a copy of it while it is stored. A stream keeps four frames.
+//! at most `response_bytes_max` and one frame, and two copies of it while it is stored. A stream keeps a few frames. What is
+//! put together of many frames may take up to twice its size.
 //!
 //! # Streams, protocol switches, trailers
 //!
@@ -54,6 +63,12 @@
 //! done, and a retry is told the status and that the body was not kept ([`Problem::ResponseNotKept`]), with the
 //! [`Reference`] that the handler left. A body that breaks off leaves the key interrupted. A switched protocol (101) is
 //! done when it is switched.
+//!
+//! While a client is connected and does not read, a body that is passed on waits for it, and the key is in flight; of a
+//! stream without an end the run has none, also when the client is gone. Such routes want a handler that ends them.
+//!
+//! The body of a request is whole before the request runs. A call in which the client waits for an answer to the first
+//! half of its body, as with gRPC's streams in both directions, cannot be guarded.
 //!
 //! # Operators
 //!

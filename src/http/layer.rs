@@ -302,7 +302,8 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// Asks what became of a request that began and did not finish, by [`Key::downstream_key`], when it comes again. The
-    /// function is told the key and what is known of it.
+    /// function is told the key and what is known of it. Where its `cause` is a lapsed lease, the first run may still be at
+    /// work.
     ///
     /// ```
     /// use keyonce::http::{Answer, Found, IdempotencyLayer};

@@ -76,7 +76,8 @@ pub struct Reference(
     pub String,
 );
 
-/// Which header lines of an answer are stored and replayed.
+/// Which header lines of an answer are stored and replayed; of its trailers, too. A list of what is stored alone has to name
+/// what clients cannot read the body without: `Content-Type`, `Content-Encoding`, of gRPC the trailer `grpc-status`.
 ///
 /// Those of one connection never are: `Connection` and what it names, `Keep-Alive`, `Proxy-Connection`, `TE`,
 /// `Transfer-Encoding`, `Upgrade`.
