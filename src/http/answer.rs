@@ -19,7 +19,8 @@
 
 use bytes::Bytes;
 use http::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRAILER,
+    ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
+    CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRAILER,
 };
 use http::{Response, StatusCode};
 
@@ -99,13 +100,21 @@ impl Answer {
 
     /// The answer without its body and what tells of it, and with a reference in its place.
     pub(super) fn without_body(self, reference: Bytes) -> Self {
-        let of_body = [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRAILER];
-        // Made anew: to remove a line of a map changes the order of the others.
-        let mut headers = HeaderMap::new();
-        for (name, value) in self.headers.iter().filter(|(name, _)| !of_body.contains(name)) {
-            headers.append(name.clone(), value.clone());
-        }
-        Self { status: self.status, headers, body: reference, trailers: None }
+        let of_body = [
+            CONTENT_TYPE,
+            CONTENT_LENGTH,
+            CONTENT_ENCODING,
+            CONTENT_LANGUAGE,
+            CONTENT_DISPOSITION,
+            CONTENT_RANGE,
+            ACCEPT_RANGES,
+            TRAILER,
+            HeaderName::from_static("content-md5"),
+            HeaderName::from_static("content-digest"),
+            HeaderName::from_static("repr-digest"),
+            HeaderName::from_static("digest"),
+        ];
+        Self { status: self.status, headers: without(&self.headers, &of_body), body: reference, trailers: None }
     }
 
     /// The answer as a response without a body, which its caller takes.
@@ -115,6 +124,15 @@ impl Answer {
         *response.headers_mut() = self.headers;
         (response, self.body, self.trailers)
     }
+}
+
+/// The lines but for these. Made anew: to remove a line of a map changes the order of the others.
+pub(super) fn without(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
+    let mut left = HeaderMap::new();
+    for (name, value) in headers.iter().filter(|(name, _)| !names.contains(name)) {
+        left.append(name.clone(), value.clone());
+    }
+    left
 }
 
 fn write_lines(out: &mut Vec<u8>, lines: &HeaderMap) -> Option<()> {

@@ -260,8 +260,9 @@ impl Problem {
                     .to_owned()
             }
             Self::Unreadable => "The request was not run again.".to_owned(),
-            Self::ResponseNotKept { status, .. } => {
-                format!("The request was answered with {} before, and was not run again.", status.as_u16())
+            Self::ResponseNotKept { status, reference } => {
+                let found = if reference.is_empty() { String::new() } else { format!(" Its reference: {reference}") };
+                format!("The request was answered with {} before, and was not run again.{found}", status.as_u16())
             }
         }
     }

@@ -14,14 +14,16 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
 
 use super::Answer;
+use super::answer::without;
 use super::body::{Body, BoxError, Piece, Read, Whole, next_frame, read_up_to};
 use super::layer::Config;
 use super::policy::{Reference, Verdict};
@@ -109,11 +111,13 @@ where
     B: Send + 'static,
     O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let work = Work {
+    let now = Instant::now();
+    let mut work = Work {
         lease: Lease {
             attempt: reservation.attempt_view(),
             of: config.lease,
-            until: Instant::now() + config.run_at_most,
+            renew_at: now + config.lease / 2,
+            until: now + config.run_at_most,
         },
         running: config.runs.enter(),
         config: Arc::clone(config),
@@ -146,32 +150,38 @@ pub(super) async fn answer_of<O, E>(
 struct Lease {
     attempt: Attempt,
     of: Duration,
+    /// When it is renewed next: half a lease after the last time, however many things are done one after the other.
+    renew_at: Instant,
     /// Until when it is renewed.
     until: Instant,
 }
 
 impl Lease {
     /// Renews the lease while something is done.
-    async fn renewed_while<T>(&self, work: impl Future<Output = T>) -> T {
+    async fn renewed_while<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         // Work that is ready at once needs no timer.
-        let mut renewing = None;
+        let (mut lease, mut renewing) = (Some(self), None);
         poll_fn(|cx| {
             let done = work.as_mut().poll(cx);
             if done.is_pending() {
-                let renewing = renewing.get_or_insert_with(|| Box::pin(self.renew()));
-                let Poll::Pending = renewing.as_mut().poll(cx);
+                if let Some(lease) = lease.take() {
+                    renewing = Some(Box::pin(lease.renew()));
+                }
+                if let Some(renewing) = &mut renewing {
+                    let Poll::Pending = renewing.as_mut().poll(cx);
+                }
             }
             done
         })
         .await
     }
 
-    async fn renew(&self) -> Infallible {
+    async fn renew(&mut self) -> Infallible {
         while Instant::now() < self.until {
-            sleep(self.of / 2).await;
+            sleep_until(self.renew_at).await;
             match self.attempt.renew_async(self.of).await {
-                Ok(Completion::Done) => {}
+                Ok(Completion::Done) => self.renew_at = Instant::now() + self.of / 2,
                 // Whoever completes will be told the same.
                 Ok(Completion::Superseded) | Err(_) => break,
             }
@@ -217,7 +227,9 @@ impl Work {
                 self.reservation.interrupt();
                 response.map(Body::passed)
             }
-            Verdict::KeepWithoutBody if response.status().is_informational() => Box::pin(self.switch(response)).await,
+            Verdict::Keep | Verdict::KeepWithoutBody if response.status().is_informational() => {
+                Box::pin(self.switch(response)).await
+            }
             Verdict::KeepWithoutBody => self.keep(response, false).await,
             Verdict::Keep => self.keep(response, true).await,
         })
@@ -234,7 +246,7 @@ impl Work {
     }
 
     /// Stores the answer, or if it is too large that it was there, and gives it on.
-    async fn keep<O>(self, response: Response<O>, keep_body: bool) -> Response<Body<O>>
+    async fn keep<O>(mut self, response: Response<O>, keep_body: bool) -> Response<Body<O>>
     where
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
     {
@@ -263,6 +275,8 @@ impl Work {
 
     async fn keep_whole<O>(self, mut parts: response::Parts, whole: Whole, keep_body: bool) -> Response<Body<O>> {
         let Whole { data, trailers } = &whole;
+        // Of an answer without body nothing is left out, so a retry is told just that.
+        let keep_body = keep_body || (data.is_empty() && trailers.is_none());
         let body = Body::held(data.clone(), trailers.clone());
         let key = self.reservation.key().clone();
         let outcome = Outcome::of(&self.config, &parts, whole, keep_body);
@@ -278,43 +292,61 @@ impl Work {
     }
 
     /// Passes a body on as it comes, to its end also when the client is gone; then the request is done.
-    async fn pipe<O>(self, outcome: Outcome, begun: Bytes, body: Pin<Box<O>>, pieces: mpsc::Sender<Piece>)
+    ///
+    /// The last frame of a body that says that it is the last goes out when that is stored: over HTTP/1 a client that
+    /// was told the length takes the answer for whole as soon as it has so many bytes.
+    async fn pipe<O>(mut self, outcome: Outcome, begun: Bytes, body: Pin<Box<O>>, pieces: mpsc::Sender<Piece>)
     where
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send,
     {
         let passed = self.lease.renewed_while(pass_on(begun, body, &pieces)).await;
-        let last = match passed {
-            Ok(()) => match outcome.store(self.reservation).await {
-                Ok(Completion::Done) => Piece::End,
-                Ok(Completion::Superseded) => Piece::Failed("another attempt's answer counts".into()),
-                Err(error) => Piece::Failed(error.into()),
+        let (held_back, last) = match passed {
+            Ok(held_back) => match outcome.store(self.reservation).await {
+                Ok(Completion::Done) => (held_back, Piece::End),
+                Ok(Completion::Superseded) => (None, Piece::Failed("another attempt's answer counts".into())),
+                Err(error) => (None, Piece::Failed(error.into())),
             },
             Err(error) => {
                 self.reservation.interrupt();
-                Piece::Failed(error)
+                (None, Piece::Failed(error))
             }
         };
-        let _listened = pieces.send(last).await.is_ok();
+        // A client that does not read does not keep a shutdown waiting: the run has come to its end.
         drop(self.running);
+        for piece in held_back.map(Piece::Frame).into_iter().chain([last]) {
+            let _listened = pieces.send(piece).await.is_ok();
+        }
     }
 }
 
-/// Sends a body on, frame by frame; from when nobody listens, to nobody.
-async fn pass_on<O>(begun: Bytes, mut body: Pin<Box<O>>, pieces: &mpsc::Sender<Piece>) -> Result<(), BoxError>
+/// Sends a body on, frame by frame; from when nobody listens, to nobody. The last frame of a body that says that it is
+/// the last is given back.
+async fn pass_on<O>(
+    begun: Bytes,
+    mut body: Pin<Box<O>>,
+    pieces: &mpsc::Sender<Piece>,
+) -> Result<Option<Frame<Bytes>>, BoxError>
 where
     O: HttpBody<Error: Into<BoxError>>,
 {
-    let mut listening = true;
-    if !begun.is_empty() {
-        listening = pieces.send(Piece::Frame(Frame::data(begun))).await.is_ok();
-    }
-    while let Some(frame) = next_frame(body.as_mut()).await {
-        let frame = frame?;
-        if listening {
-            listening = pieces.send(Piece::Frame(frame)).await.is_ok();
+    let mut listener = Some(pieces);
+    let mut frame = Some(begun).filter(|begun| !begun.is_empty()).map(Frame::data);
+    loop {
+        let may_be_last = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        if !may_be_last {
+            offer(&mut listener, frame.take()).await;
         }
+        let Some(next) = next_frame(body.as_mut()).await else { return Ok(frame) };
+        offer(&mut listener, frame.replace(next?)).await;
     }
-    Ok(())
+}
+
+async fn offer(listener: &mut Option<&mpsc::Sender<Piece>>, frame: Option<Frame<Bytes>>) {
+    if let (Some(pieces), Some(frame)) = (*listener, frame)
+        && pieces.send(Piece::Frame(frame)).await.is_err()
+    {
+        *listener = None;
+    }
 }
 
 /// What a retry is to be told.
@@ -336,7 +368,12 @@ impl Outcome {
             trailers: whole.trailers.map(|trailers| config.stored_headers.of(&trailers)),
         };
         if let Some(clean) = &config.clean {
+            let bytes = answer.body.len();
             clean(&mut answer);
+            // The length that the first client was told is not that of what is left.
+            if answer.body.len() != bytes && answer.headers.contains_key(CONTENT_LENGTH) {
+                answer.headers = without(&answer.headers, &[CONTENT_LENGTH]);
+            }
         }
         let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.clone());
         Self {

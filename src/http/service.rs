@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
-use http::header::HeaderValue;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
@@ -197,7 +198,10 @@ impl Asks {
         let scope = (self.scope.0)(&self.parts).ok_or(Problem::ScopeUnknown)?;
         // The id was checked when it was read, so what does not fit is the scope.
         let key = Key::new(scope, &self.id).map_err(|_| Problem::ScopeUnknown)?;
-        match read_up_to(std::pin::pin!(body), bytes_max).await {
+        let mut body = std::pin::pin!(body);
+        match read_up_to(body.as_mut(), bytes_max).await {
+            // Over HTTP/2 a client may end a body with less than it has announced, and hyper tells of no error.
+            Ok(Read::Whole(_)) if body.size_hint().lower() > 0 => Err(Problem::BodyUnreadable),
             Ok(Read::Whole(whole)) => Ok((whole, key)),
             Ok(Read::Over { .. }) => Err(Problem::BodyTooLarge { bytes_max }),
             Err(_) => Err(Problem::BodyUnreadable),
@@ -314,8 +318,14 @@ fn tell_not_kept<O>(dialect: Dialect, answer: Answer) -> Response<Body<O>> {
     let status = if answer.status.is_informational() { StatusCode::CONFLICT } else { answer.status };
     let reference = String::from_utf8_lossy(&answer.body).into_owned();
     let mut response = tell(dialect, Problem::ResponseNotKept { status, reference });
-    for (name, value) in &answer.headers {
+    let of_grpc = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
+    for (name, value) in answer.headers.iter().filter(|(name, _)| !of_grpc.contains(&name.as_str())) {
         response.headers_mut().append(name, value.clone());
+    }
+    // RFC 9110, sections 15.3.5, 15.3.6 and 15.4.5: these have no content.
+    if [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status()) {
+        response.headers_mut().remove(CONTENT_TYPE);
+        response = response.map(|_| Body::held(Bytes::new(), None));
     }
     response
 }

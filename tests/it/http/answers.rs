@@ -260,7 +260,7 @@ fn a_stream_is_passed_on_as_it_comes_and_done_at_its_end() {
 }
 
 /// A body of events as they come.
-struct Events(tokio::sync::mpsc::Receiver<&'static str>);
+pub(super) struct Events(pub(super) tokio::sync::mpsc::Receiver<&'static str>);
 
 impl http_body::Body for Events {
     type Data = bytes::Bytes;
@@ -456,4 +456,145 @@ fn what_is_stored_is_the_form_that_others_can_read_and_write() {
         let answer = keyonce::http::Answer::from_bytes(bytes).unwrap();
         assert_eq!((answer.status, &*answer.body), (StatusCode::CREATED, b"charge 1".as_slice()));
     });
+}
+
+#[test]
+fn an_answer_that_is_cleaned_is_replayed_with_the_length_that_it_has() {
+    run(async {
+        let shop = Shop::open();
+        let layer = shop.layer().clean(|answer| answer.body = "card ****".into());
+        let answer = |_| {
+            let response = Response::builder().header("content-length", "14").header("x-a", "1").header("x-b", "2");
+            response.body(Body::from("card 4242-body")).unwrap()
+        };
+        let service = layer.layer(answering(&shop, answer));
+        let first = Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await;
+        assert_eq!((first.text(), first.header("content-length")), ("card 4242-body", "14"));
+        let retry = Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await;
+        assert_eq!((retry.text(), retry.header("content-length")), ("card ****", ""));
+        let names: Vec<_> = retry.headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-a", "x-b", "idempotency-replayed"]);
+    });
+}
+
+#[test]
+fn a_protocol_switch_is_never_replayed_whatever_the_verdict() {
+    run(async {
+        let shop = Shop::open();
+        let answer = |_| Response::builder().status(101).header("upgrade", "chat").body(Body::empty()).unwrap();
+        let service = shop.layer().verdict(|_| Verdict::Keep).layer(answering(&shop, answer));
+        assert_eq!(Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.status, 101);
+        Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "ResponseNotKept");
+    });
+}
+
+#[test]
+fn an_answer_that_has_no_body_is_replayed_also_where_the_body_was_not_to_be_kept() {
+    run(async {
+        for status in [200, 204, 205, 304] {
+            let shop = Shop::open();
+            let answer = move |_| {
+                let mut response = Response::builder().status(status).header("etag", "1").body(Body::empty()).unwrap();
+                response.extensions_mut().insert(Verdict::KeepWithoutBody);
+                response
+            };
+            let [first, retry] = twice(&shop, answer).await;
+            retry.assert_replays(&first);
+        }
+    });
+}
+
+#[test]
+fn a_status_that_has_no_content_is_told_without_a_document_where_nothing_was_kept() {
+    run(async {
+        let shop = Shop::open_with(Options::new().response_bytes_max(40));
+        let answer = |_| {
+            let response = Response::builder().status(204).header("x-long", "x".repeat(30));
+            response.body(Body::empty()).unwrap()
+        };
+        let [first, retry] = twice(&shop, answer).await;
+        assert_eq!((first.status, retry.status, retry.text(), retry.header("content-type")), (204, 204, "", ""));
+        assert!(retry.is_replay());
+    });
+}
+
+#[test]
+fn what_tells_of_a_body_is_not_told_of_the_document_in_its_place() {
+    run(async {
+        let shop = Shop::open();
+        let [first, retry] = twice(&shop, |_| {
+            let response = Response::builder().header("content-digest", "sha-256=:AA==:").header("x-kept", "1");
+            let response = response.header("content-disposition", "attachment").header("content-language", "fr");
+            let mut response = response.body(Body::from("un secret")).unwrap();
+            response.extensions_mut().insert(Verdict::KeepWithoutBody);
+            response
+        })
+        .await;
+        assert_eq!(first.headers.len(), 4);
+        retry.assert_problem(200, "ResponseNotKept");
+        for gone in ["content-digest", "content-disposition", "content-language"] {
+            assert_eq!(retry.header(gone), "", "{gone}");
+        }
+        assert_eq!(retry.header("x-kept"), "1");
+    });
+}
+
+#[test]
+fn of_an_answer_over_the_limit_nobody_has_the_last_byte_before_it_is_done() {
+    run(async {
+        for known_length in [true, false] {
+            let shop = Shop::open();
+            let answer = move |_| {
+                let frames = ["0123456789", "0123456789"].into();
+                Response::builder()
+                    .header("content-length", "20")
+                    .body(Body::new(Ends { frames, known_length }))
+                    .unwrap()
+            };
+            let service = shop.layer().response_bytes_max(5).layer(answering(&shop, answer));
+            let mut body = service.oneshot(post("/", "abc")).await.unwrap().into_body();
+            // The store is closed before the body has come to its end: the frames waiting are read after it.
+            shop.store.close(std::time::Duration::ZERO).unwrap();
+            let mut heard = 0;
+            let broke_off = loop {
+                match http_body_util::BodyExt::frame(&mut body).await {
+                    Some(Ok(frame)) => heard += frame.into_data().unwrap().len(),
+                    Some(Err(_)) => break true,
+                    None => break false,
+                }
+            };
+            assert!(heard < 20 && broke_off, "heard {heard} of 20 bytes, broke off: {broke_off}");
+        }
+    });
+}
+
+/// A body that knows when it is at its end, or how long it is; its last frame is late.
+struct Ends {
+    frames: std::collections::VecDeque<&'static str>,
+    known_length: bool,
+}
+
+impl http_body::Body for Ends {
+    type Data = bytes::Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Infallible>>> {
+        // Time enough for the test to close the store.
+        if self.frames.len() == 1 {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        std::task::Poll::Ready(self.frames.pop_front().map(|frame| Ok(http_body::Frame::data(frame.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        !self.known_length && self.frames.is_empty()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        let left = self.frames.iter().map(|frame| frame.len() as u64).sum();
+        if self.known_length { http_body::SizeHint::with_exact(left) } else { http_body::SizeHint::default() }
+    }
 }

@@ -55,3 +55,23 @@ fn what_grpc_refuses_before_the_work_gives_the_key_back_and_its_other_errors_are
         }
     });
 }
+
+#[test]
+fn a_grpc_client_is_told_one_status_also_of_an_answer_whose_message_was_not_kept() {
+    run(async {
+        let shop = Shop::open();
+        let handler = tower::service_fn(move |_: http::Request<_>| {
+            let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", "0");
+            let mut response = response.body(axum::body::Body::from("reply")).unwrap();
+            response.extensions_mut().insert(keyonce::http::Verdict::KeepWithoutBody);
+            response.extensions_mut().insert(keyonce::http::Reference("charge 7".to_owned()));
+            async move { Ok::<_, std::convert::Infallible>(response) }
+        });
+        let service = shop.layer().layer(handler);
+        let _first = service.clone().oneshot(call("abc", "one")).await.unwrap();
+        let told = Told::of(service.oneshot(call("abc", "one")).await.unwrap()).await;
+        let statuses: Vec<_> = told.headers.get_all("grpc-status").iter().collect();
+        assert_eq!(statuses, ["6"]);
+        assert!(told.header("grpc-message").contains("charge 7"));
+    });
+}

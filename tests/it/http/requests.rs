@@ -6,7 +6,7 @@ use http::Request;
 use keyonce::http::Recipe;
 use proptest::prelude::*;
 
-use super::scene::{Shop, Told, request, run, send};
+use super::scene::{Shop, Told, post, request, run, send};
 
 type Sent = (&'static str, &'static str, &'static str, &'static str);
 
@@ -149,4 +149,44 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_body_that_ends_before_what_it_has_announced_has_no_effect() {
+    struct Cut(Option<&'static str>);
+
+    impl http_body::Body for Cut {
+        type Data = bytes::Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, std::convert::Infallible>>> {
+            std::task::Poll::Ready(self.0.take().map(|data| Ok(http_body::Frame::data(data.into()))))
+        }
+
+        fn size_hint(&self) -> http_body::SizeHint {
+            http_body::SizeHint::with_exact(if self.0.is_some() { 10 } else { 2 })
+        }
+    }
+
+    run(async {
+        let shop = Shop::open();
+        let routes = shop.routes();
+        let cut = post("/charges", "abc").map(|_| axum::body::Body::new(Cut(Some("amount=9"))));
+        send(&routes, cut).await.assert_problem(400, "BodyUnreadable");
+        assert_eq!(send(&routes, post("/charges", "abc")).await.text(), "charge 1");
+    });
+}
+
+#[test]
+fn a_layer_around_a_router_that_nests_tells_the_paths_of_its_routes_apart() {
+    run(async {
+        let shop = Shop::open();
+        let charges = axum::Router::new().route("/charges", axum::routing::post(async || "charged"));
+        let routes = axum::Router::new().nest("/accounts/{id}", charges).layer(shop.layer());
+        assert_eq!(send(&routes, post("/accounts/1/charges", "abc")).await.text(), "charged");
+        send(&routes, post("/accounts/2/charges", "abc")).await.assert_problem(422, "Mismatch");
+    });
 }

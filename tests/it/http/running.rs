@@ -315,3 +315,32 @@ fn a_thousand_requests_at_once_under_a_hundred_keys_have_a_hundred_effects() {
         assert_eq!(shop.work.effects(), 100);
     });
 }
+
+#[test]
+fn a_lease_is_renewed_in_time_also_where_handler_and_body_each_take_less_than_half_of_it() {
+    run_with_timers_that_jump(async {
+        let shop = Shop::open();
+        let handler = tower::service_fn(move |_: http::Request<_>| async move {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let (frames, body) = tokio::sync::mpsc::channel(1);
+            tokio::spawn(async move {
+                for _ in 0..3 {
+                    tokio::time::sleep(Duration::from_secs(4)).await;
+                    frames.send("0123456789").await.unwrap();
+                }
+            });
+            Ok::<_, std::convert::Infallible>(http::Response::new(super::answers::Events(body)))
+        });
+        let layer = shop.layer().lease(Duration::from_secs(10)).response_bytes_max(5);
+        let service = layer.layer(handler);
+        let first = tokio::spawn(service.clone().oneshot(post("/", "abc")));
+        for second in 1..=15 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            shop.clock.advance(Duration::from_secs(1));
+            let told = Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await;
+            assert_eq!(told.status, 409);
+            assert!(told.text().contains("#variant.InFlight"), "after {second} s: {}", told.text());
+        }
+        Told::of(first.await.unwrap().unwrap()).await;
+    });
+}
