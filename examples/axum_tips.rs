@@ -22,7 +22,7 @@ use keyonce::{Options, Store};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How long a tip takes to save.
-const SAVE: Duration = Duration::from_millis(2000);
+const SAVE: Duration = Duration::from_millis(1500);
 
 /// How long the client waits for an answer.
 const PATIENCE: Duration = Duration::from_millis(300);

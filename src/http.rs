@@ -37,14 +37,21 @@
 //!    the request's extensions: the downstream key to send along, checkpoints, the token, which attempt it is.
 //! 6. The answer is judged ([`Verdict`]) and stored; then it is given to the client.
 //!
-//! Authentication and rate limits belong around the layer, since who is refused by them has not begun anything.
+//! Authentication and rate limits belong around the layer, since who is refused by them has not begun anything. In axum
+//! the layer that is added last stands outermost: `.layer(idempotency).layer(auth)`.
 //! Compression belongs around it, too: inside it, the bytes of the first client's encoding are replayed to all. Time
 //! limits belong *inside* it, where what they answer is judged; around it they leave the work running, which is what a
 //! retry then finds. A panic comes out as it would without the layer, and leaves the key interrupted.
 //!
 //! A route has one such layer: within the run of another one with the same store and scope it would find its own key
 //! running. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
-//! is left of them, and requests under two prefixes are the same to it unless the scope tells them apart.
+//! is left of them, and requests under two prefixes are the same to it unless the scope tells them apart. axum's
+//! `Router::layer` also stands around paths that have no route: they need a key, too, and their 404 is final; with
+//! `Router::route_layer` such a request is told 404 as before, and nothing is remembered of it.
+//!
+//! A service of tower's own is put into it with [`Layer::layer`](tower_layer::Layer::layer): it is `Clone` and takes a
+//! [`Body`] of the server's, of hyper `Request<keyonce::http::Body<Incoming>>`; hyper-util's `TowerToHyperService` makes a
+//! service of hyper's of the whole. What it answers with may be any body.
 //!
 //! The run is not within what the task of the connection holds: task-local values and entered tracing spans do not reach
 //! it, the request's extensions do. The lease is renewed whenever the run waits; a handler that blocks its thread for

@@ -205,7 +205,8 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.methods = methods.into_iter().collect())
     }
 
-    /// Whether a guarded method needs a key. Default yes: 400 without one; otherwise such a request passes through.
+    /// Whether a guarded method needs a key. Default yes: 400 without one; otherwise such a request passes through, and
+    /// its handler finds no [`Attempt`](crate::Attempt): one of axum's takes `Option<Extension<Attempt>>`.
     pub fn required(self, required: bool) -> Self {
         self.required_when(move |_| required)
     }
@@ -336,6 +337,8 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// Changes an answer before it is stored, to keep secrets off the disk. The first client gets what the service said.
+    /// A `Content-Length` goes where the body has another one; what else tells of it, such as a digest, is for the function
+    /// to change.
     pub fn clean(self, clean: impl Fn(&mut Answer) + Send + Sync + 'static) -> Self {
         self.with(|config| config.clean = Some(Arc::new(clean)))
     }

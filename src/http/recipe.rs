@@ -57,7 +57,8 @@ impl Recipe {
         Self { method: false, ..self }
     }
 
-    /// The path may differ.
+    /// The path may differ. What counts as the path is what the layer sees of it: in a nested router of axum's the prefix
+    /// is gone.
     pub fn without_path(self) -> Self {
         Self { path: false, ..self }
     }

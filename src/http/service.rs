@@ -318,8 +318,9 @@ fn tell_not_kept<O>(dialect: Dialect, answer: Answer) -> Response<Body<O>> {
     let status = if answer.status.is_informational() { StatusCode::CONFLICT } else { answer.status };
     let reference = String::from_utf8_lossy(&answer.body).into_owned();
     let mut response = tell(dialect, Problem::ResponseNotKept { status, reference });
-    let of_grpc = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
-    for (name, value) in answer.headers.iter().filter(|(name, _)| !of_grpc.contains(&name.as_str())) {
+    // What the document says of itself: whether it may be cached, and of gRPC its status.
+    let of_document = ["cache-control", "grpc-status", "grpc-message", "grpc-status-details-bin"];
+    for (name, value) in answer.headers.iter().filter(|(name, _)| !of_document.contains(&name.as_str())) {
         response.headers_mut().append(name, value.clone());
     }
     // RFC 9110, sections 15.3.5, 15.3.6 and 15.4.5: these have no content.

@@ -1,7 +1,9 @@
 //! The service for operators.
 
 use axum::Router;
+use keyonce::Options;
 use keyonce::http::{Verdict, admin};
+use keyonce::testing::{self, EIO, SimDisk};
 
 use super::scene::{Shop, Told, post, request, run, send};
 
@@ -153,5 +155,21 @@ fn a_page_of_another_site_cannot_make_an_operators_browser_act() {
             let told = send(&admin, request("POST", uri, &[("sec-fetch-site", site)], "")).await;
             assert_eq!(told.status, status, "{site}");
         }
+    });
+}
+
+#[test]
+fn an_operator_is_told_that_a_store_is_poisoned_and_why() {
+    run(async {
+        let disk = SimDisk::new();
+        let mut shop = Shop::open();
+        shop.store = testing::open(disk.clone(), Options::new().clock(shop.clock.clone()), 1).unwrap();
+        let admin = mounted(&shop);
+        assert_eq!(asked(&admin, "GET", "/admin/health", "").await.0, 200);
+        disk.fail_from(disk.steps(), EIO);
+        assert_eq!(send(&shop.routes(), post("/charges", "abc")).await.status, 503);
+        let (status, told) = asked(&admin, "GET", "/admin/health", "").await;
+        assert_eq!((status, &told["health"]), (503, &"poisoned".into()));
+        assert!(told["error"].as_str().is_some_and(|error| !error.is_empty()));
     });
 }

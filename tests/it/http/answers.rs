@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use axum::body::Body;
 use axum::response::Response;
@@ -10,7 +11,7 @@ use keyonce::http::{Reference, StoredHeaders, Verdict};
 use keyonce::{Body as Stored, Options, Reserve};
 use tower::{Layer, Service, ServiceExt};
 
-use super::scene::{Piece, Shop, Told, in_pieces, post, request, run, send};
+use super::scene::{Long, Piece, Shop, Told, in_pieces, post, request, run, send};
 
 /// A service that answers in one way and counts.
 fn answering(
@@ -525,16 +526,19 @@ fn what_tells_of_a_body_is_not_told_of_the_document_in_its_place() {
         let [first, retry] = twice(&shop, |_| {
             let response = Response::builder().header("content-digest", "sha-256=:AA==:").header("x-kept", "1");
             let response = response.header("content-disposition", "attachment").header("content-language", "fr");
+            let response = response.header("cache-control", "max-age=60");
             let mut response = response.body(Body::from("un secret")).unwrap();
             response.extensions_mut().insert(Verdict::KeepWithoutBody);
             response
         })
         .await;
-        assert_eq!(first.headers.len(), 4);
+        assert_eq!(first.headers.len(), 5);
         retry.assert_problem(200, "ResponseNotKept");
         for gone in ["content-digest", "content-disposition", "content-language"] {
             assert_eq!(retry.header(gone), "", "{gone}");
         }
+        let cache = retry.headers.get_all("cache-control").iter();
+        assert_eq!(cache.collect::<Vec<_>>(), ["no-store"]);
         assert_eq!(retry.header("x-kept"), "1");
     });
 }
@@ -597,4 +601,31 @@ impl http_body::Body for Ends {
         let left = self.frames.iter().map(|frame| frame.len() as u64).sum();
         if self.known_length { http_body::SizeHint::with_exact(left) } else { http_body::SizeHint::default() }
     }
+}
+
+#[test]
+fn of_an_answer_over_the_limit_no_more_is_held_than_the_limit_and_a_few_frames() {
+    run(async {
+        let shop = Shop::open();
+        let asked = Arc::new(AtomicU32::new(0));
+        let answer = {
+            let asked = Arc::clone(&asked);
+            move |_| Response::new(Long::new(&asked))
+        };
+        let layer = shop.layer().response_bytes_max(100);
+        let runs = layer.runs();
+        let service = layer.layer(answering(&shop, answer));
+        let response = service.clone().oneshot(post("/", "abc")).await.unwrap();
+        // The client does not read.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        let held = asked.load(Ordering::SeqCst);
+        assert!((11..=17).contains(&held), "{held} frames");
+        Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "InFlight");
+        assert_eq!(Told::of(response).await.body.len(), Long::BYTES);
+        runs.drained().await;
+        let retry = Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await;
+        retry.assert_problem(200, "ResponseNotKept");
+    });
 }

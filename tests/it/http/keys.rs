@@ -1,9 +1,12 @@
 //! The key as it is sent.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use http::{HeaderValue, Request};
 use keyonce::http::IdempotencyLayer;
 
-use super::scene::{Piece, Shop, in_pieces, post, request, run, send};
+use super::scene::{Long, Piece, Shop, in_pieces, post, request, run, send};
 
 #[test]
 fn a_quoted_key_and_a_bare_one_are_the_same_key() {
@@ -145,5 +148,17 @@ fn a_body_that_breaks_off_is_refused_and_leaves_the_key_free() {
         let broken = Request::post("/charges").header("idempotency-key", "abc").body(broken).unwrap();
         send(&routes, broken).await.assert_problem(400, "BodyUnreadable");
         assert_eq!(send(&routes, post("/charges", "abc")).await.text(), "charge 1");
+    });
+}
+
+#[test]
+fn no_more_of_a_body_is_held_than_the_limit_and_one_frame() {
+    run(async {
+        let shop = Shop::open();
+        let routes = shop.routes_with(shop.layer().request_bytes_max(100));
+        let asked = Arc::new(AtomicU32::new(0));
+        let long = Request::post("/charges").header("idempotency-key", "abc").body(Long::new(&asked)).unwrap();
+        send(&routes, long).await.assert_problem(413, "BodyTooLarge");
+        assert_eq!((asked.load(Ordering::SeqCst), shop.work.effects()), (11, 0));
     });
 }

@@ -190,3 +190,18 @@ fn a_layer_around_a_router_that_nests_tells_the_paths_of_its_routes_apart() {
         send(&routes, post("/accounts/2/charges", "abc")).await.assert_problem(422, "Mismatch");
     });
 }
+
+#[test]
+fn another_content_encoding_is_another_request() {
+    run(async {
+        let shop = Shop::open();
+        let routes = shop.routes();
+        let encoded = |encoding| {
+            let headers = [("idempotency-key", "abc"), ("content-encoding", encoding)];
+            request("POST", "/charges", &headers, "bytes")
+        };
+        let first = send(&routes, encoded("gzip")).await;
+        send(&routes, encoded("br")).await.assert_problem(422, "Mismatch");
+        send(&routes, encoded("gzip")).await.assert_replays(&first);
+    });
+}

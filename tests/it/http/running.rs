@@ -10,7 +10,7 @@ use keyonce::http::Verdict;
 use keyonce::{Attempt, OnDrop, OnInterrupted, Options};
 use tower::{Layer, Service, ServiceExt};
 
-use super::scene::{Shop, Told, post, request, run, run_with_timers_that_jump, send};
+use super::scene::{Piece, Shop, Told, in_pieces, post, request, run, run_with_timers_that_jump, send};
 
 /// Sends a slow request, and is back when it is at work.
 async fn begin_slow(shop: &Shop, routes: &axum::Router) -> tokio::task::JoinHandle<Told> {
@@ -342,5 +342,23 @@ fn a_lease_is_renewed_in_time_also_where_handler_and_body_each_take_less_than_ha
             assert!(told.text().contains("#variant.InFlight"), "after {second} s: {}", told.text());
         }
         Told::of(first.await.unwrap().unwrap()).await;
+    });
+}
+
+#[test]
+fn the_handler_is_given_the_whole_request_with_its_trailers() {
+    run(async {
+        let shop = Shop::open();
+        let handler = tower::service_fn(|request: http::Request<keyonce::http::Body<axum::body::Body>>| async move {
+            let known = request.extensions().get::<&'static str>().copied().unwrap_or_default();
+            let body = http_body_util::BodyExt::collect(request.into_body()).await.unwrap();
+            let trailers = body.trailers().cloned().unwrap_or_default();
+            let told = format!("{known} {} {:?}", body.to_bytes().len(), trailers.get("x-checksum"));
+            Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Full::new(bytes::Bytes::from(told))))
+        });
+        let pieces = [Piece::Data("amount="), Piece::Data("999"), Piece::Trailer("x-checksum", "7")];
+        let request = http::Request::post("/").header("idempotency-key", "abc").extension("clerk");
+        let told = shop.layer().layer(handler).oneshot(request.body(in_pieces(pieces)).unwrap()).await.unwrap();
+        assert_eq!(Told::of(told).await.text(), "clerk 10 Some(\"7\")");
     });
 }

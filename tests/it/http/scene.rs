@@ -241,3 +241,29 @@ impl http_body::Body for Pieces {
         }))
     }
 }
+
+/// A body of a thousand frames of ten bytes, whose length nobody is told, and how many of them were asked for.
+pub(super) struct Long {
+    asked: Arc<AtomicU32>,
+}
+
+impl Long {
+    pub(super) const BYTES: usize = 10_000;
+
+    pub(super) fn new(asked: &Arc<AtomicU32>) -> Body {
+        Body::new(Self { asked: Arc::clone(asked) })
+    }
+}
+
+impl http_body::Body for Long {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
+        let before = self.asked.fetch_add(1, Ordering::SeqCst);
+        Poll::Ready((before < 1000).then(|| Ok(Frame::data(Bytes::from_static(b"0123456789")))))
+    }
+}

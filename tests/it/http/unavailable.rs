@@ -151,6 +151,44 @@ fn an_interrupted_key_is_taken_over_where_the_service_says_so() {
 }
 
 #[test]
+fn a_run_that_outlived_its_lease_is_not_taken_over_since_it_may_be_at_work() {
+    run(async {
+        let shop = Shop::open();
+        let routes = shop.routes_with(shop.layer().take_over().lease(Duration::from_secs(30)));
+        let slow = tokio::spawn({
+            let routes = routes.clone();
+            async move { send(&routes, post("/slow", "abc")).await }
+        });
+        shop.work.has_begun().await;
+        // The runtime's timer has not come to renew it.
+        shop.clock.advance(Duration::from_secs(31));
+        send(&routes, post("/slow", "abc")).await.assert_problem(409, "Interrupted");
+        shop.work.go_on.notify_one();
+        let first = slow.await.unwrap();
+        send(&routes, post("/slow", "abc")).await.assert_replays(&first);
+        assert_eq!(shop.work.effects(), 1);
+    });
+}
+
+#[test]
+fn a_request_waits_for_one_durable_pair_and_for_none_where_the_layer_says_so() {
+    run(async {
+        let disk = SimDisk::new();
+        let shop = on_disk(&disk, Durability::PowerLoss);
+        let syncs_of_ten = async |routes: &axum::Router, keys: &str| {
+            let before = shop.store.stats().syncs;
+            for number in 0..10 {
+                assert_eq!(send(routes, post("/charges", &format!("{keys}-{number}"))).await.status, 201);
+            }
+            shop.store.stats().syncs - before
+        };
+        assert_eq!(syncs_of_ten(&shop.routes(), "durable").await, 20);
+        let fast = shop.routes_with(shop.layer().durability(Durability::ProcessCrash));
+        assert_eq!(syncs_of_ten(&fast, "fast").await, 0);
+    });
+}
+
+#[test]
 fn a_reconciler_settles_an_interrupted_key_with_what_it_finds_out() {
     run(async {
         let found = |shop: &Shop, found: fn() -> Found| {
