@@ -44,7 +44,8 @@
 //!
 //! A route has one such layer: within the run of another one with the same store and scope it would find its own key
 //! running. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
-//! is left of them, and requests under two prefixes are the same to it unless the scope tells them apart.
+//! is left of them, and has to be told [the whole](IdempotencyLayer::uri): otherwise requests under two prefixes are the
+//! same to it.
 //!
 //! The run is not within what the task of the connection holds: task-local values and entered tracing spans do not reach
 //! it, the request's extensions do. The lease is renewed whenever the run waits; a handler that blocks its thread for

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
-use http::{Method, StatusCode, request, response};
+use http::{Method, StatusCode, Uri, request, response};
 use tower_layer::Layer;
 
 use super::policy::{Found, StoredHeaders, Verdict};
@@ -32,6 +32,9 @@ type Clean = dyn Fn(&mut Answer) + Send + Sync;
 
 /// Says whether a request may be shown what is stored.
 type MayReplay = dyn Fn(&request::Parts, &Key) -> Result<(), StatusCode> + Send + Sync;
+
+/// Says which address a request was sent to.
+type UriOf = dyn Fn(&request::Parts) -> Option<Uri> + Send + Sync;
 
 /// Says when a request was first made.
 type IssuedAt = dyn Fn(&request::Parts, &[u8]) -> Option<SystemTime> + Send + Sync;
@@ -84,6 +87,7 @@ impl fmt::Debug for Scoped {
 /// | [`quoted_keys_only`](Self::quoted_keys_only) | off: quoted and bare keys |
 /// | [`methods`](Self::methods) | POST, PATCH |
 /// | [`required`](Self::required), [`required_when`](Self::required_when) | always |
+/// | [`uri`](Self::uri) | that of the request, as the layer sees it |
 /// | [`recipe`](Self::recipe), [`accept_also`](Self::accept_also) | method, path, query, content type, body; none |
 /// | [`request_bytes_max`](Self::request_bytes_max) | 1 MiB |
 /// | [`response_bytes_max`](Self::response_bytes_max) | 256 KiB; a larger answer is passed on and its body not kept |
@@ -117,6 +121,7 @@ pub(super) struct Config {
     pub(super) bare_keys: bool,
     pub(super) methods: Arc<[Method]>,
     pub(super) required: Arc<dyn Fn(&request::Parts) -> bool + Send + Sync>,
+    pub(super) uri: Option<Arc<UriOf>>,
     pub(super) recipe: Recipe,
     pub(super) accept_also: Vec<Recipe>,
     pub(super) request_bytes_max: usize,
@@ -146,6 +151,7 @@ impl IdempotencyLayer {
             bare_keys: true,
             methods: Arc::new([Method::POST, Method::PATCH]),
             required: Arc::new(|_| true),
+            uri: None,
             recipe: Recipe::new(),
             accept_also: Vec::new(),
             request_bytes_max: BODY_BYTES_MAX,
@@ -213,6 +219,25 @@ impl<S> IdempotencyLayer<S> {
     /// As [`required`](Self::required), by the request: its route, its headers.
     pub fn required_when(self, required: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|config| config.required = Arc::new(required))
+    }
+
+    /// Which address a request was sent to, where the one that the layer sees is only a part of it: its path and query
+    /// make the fingerprint. A layer inside a router that axum nests in another has to say so, since axum takes the prefix
+    /// away: otherwise `/accounts/1/charges` and `/accounts/2/charges` are the same request to it. Default, and where the
+    /// function gives `None`, the URI of the request.
+    ///
+    /// ```
+    /// use axum::extract::OriginalUri;
+    /// use keyonce::http::IdempotencyLayer;
+    ///
+    /// # fn check(store: keyonce::Store) {
+    /// let layer = IdempotencyLayer::new(store)
+    ///     .uri(|request| request.extensions.get().map(|OriginalUri(whole)| whole.clone()));
+    /// # let _ = layer;
+    /// # }
+    /// ```
+    pub fn uri(self, uri: impl Fn(&request::Parts) -> Option<Uri> + Send + Sync + 'static) -> Self {
+        self.with(|config| config.uri = Some(Arc::new(uri)))
     }
 
     /// What makes two requests the same. Default [`Recipe::new`].

@@ -17,7 +17,7 @@ use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::Answer;
+use super::{Answer, Recipe};
 use super::body::{Body, BoxError, Read, Whole, read_up_to};
 use super::header::key_in;
 use super::layer::{Config, Reconcile, Scoped, WhenInterrupted};
@@ -25,7 +25,7 @@ use super::policy::Found;
 use super::problem::{Dialect, Problem};
 use super::run::{answer_of, run};
 use crate::error::{Error, ErrorKind};
-use crate::key::Key;
+use crate::key::{Fingerprint, Key};
 use crate::options::ReserveOptions;
 use crate::reservation::{Body as Stored, Completion, Interrupted, Response as Kept};
 use crate::store::Reserve;
@@ -248,7 +248,7 @@ impl Asks {
 
     async fn ask(&self, key: &Key, body: &Whole, with: &ReserveOptions) -> Result<Reserve, Problem> {
         let config = &self.config;
-        let fingerprint = config.recipe.fingerprint(&self.parts, &body.data);
+        let fingerprint = self.fingerprint(&config.recipe, body);
         match config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
             Reserve::Mismatch(other) if !config.accept_also.is_empty() => {
                 let earlier = Box::pin(self.ask_by_earlier_recipes(key, body, with)).await?;
@@ -256,6 +256,11 @@ impl Asks {
             }
             told => Ok(told),
         }
+    }
+
+    fn fingerprint(&self, recipe: &Recipe, body: &Whole) -> Fingerprint {
+        let whole = self.config.uri.as_ref().and_then(|uri| uri(&self.parts));
+        recipe.fingerprint_at(whole.as_ref().unwrap_or(&self.parts.uri), &self.parts, &body.data)
     }
 
     /// As the request would have been stored by an earlier release; `None` if it is a mismatch by each.
@@ -266,7 +271,7 @@ impl Asks {
         with: &ReserveOptions,
     ) -> Result<Option<Reserve>, Problem> {
         for earlier in &self.config.accept_also {
-            let fingerprint = earlier.fingerprint(&self.parts, &body.data);
+            let fingerprint = self.fingerprint(earlier, body);
             match self.config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
                 Reserve::Mismatch(_) => {}
                 other => return Ok(Some(other)),
