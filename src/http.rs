@@ -42,8 +42,7 @@
 //! limits belong *inside* it, where what they answer is judged; around it they leave the work running, which is what a
 //! retry then finds. A panic comes out as it would without the layer, and leaves the key interrupted.
 //!
-//! A route has one such layer: within the run of another one with the same store and scope it would find its own key
-//! running. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
+//! A layer within the run of another one with the same store and scope lets the request pass: its key is reserved. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
 //! is left of them, and has to be told [the whole](IdempotencyLayer::uri): otherwise requests under two prefixes are the
 //! same to it.
 //!

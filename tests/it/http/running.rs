@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
-use keyonce::http::Verdict;
+use keyonce::http::{IdempotencyLayer, Verdict};
 use keyonce::{Attempt, OnDrop, OnInterrupted, Options};
 use tower::{Layer, Service, ServiceExt};
 
@@ -313,6 +313,28 @@ fn a_thousand_requests_at_once_under_a_hundred_keys_have_a_hundred_effects() {
             assert!(of_one_key.iter().all(|told| told.status == 201 && told.body == of_one_key[0].body));
         }
         assert_eq!(shop.work.effects(), 100);
+    });
+}
+
+#[test]
+fn of_two_layers_on_one_route_the_outer_one_guards_it() {
+    run(async {
+        let shop = Shop::open();
+        // The inner one would wait for itself, and takes other requests for the same.
+        let inner = shop.layer().wait(Duration::from_secs(600)).recipe(keyonce::http::Recipe::new().without_path());
+        let routes = shop.routes_with(inner).layer(shop.layer());
+        let first = send(&routes, post("/charges", "abc")).await;
+        assert_eq!((first.status, first.text()), (201, "charge 1"));
+        send(&routes, post("/charges", "abc")).await.assert_replays(&first);
+        send(&routes, post("/refunds", "abc")).await.assert_problem(422, "Mismatch");
+        // A key of another scope or of another store is another key, and each layer guards its own.
+        let (accounts, other) = (IdempotencyLayer::new(shop.store.clone()).shared_scope("accounts"), Shop::open());
+        for (inner, store, scope) in [(accounts, &shop.store, "accounts"), (other.layer(), &other.store, "shop")] {
+            let routes = shop.routes_with(inner).layer(shop.layer());
+            assert_eq!(send(&routes, post("/charges", scope)).await.status, 201);
+            let inner_key = keyonce::Key::new(scope, scope).unwrap();
+            assert_eq!(store.peek(&inner_key).unwrap().unwrap().state, keyonce::KeyState::Done);
+        }
     });
 }
 
