@@ -96,7 +96,7 @@ impl fmt::Debug for Scoped {
 /// | [`lease`](Self::lease) | 30 s, renewed while the request runs |
 /// | [`run_at_most`](Self::run_at_most) | 1 h: how long it is renewed |
 /// | [`retention`](Self::retention), [`durability`](Self::durability) | the store's |
-/// | [`verdict`](Self::verdict) | [`Verdict::by_status`] |
+/// | [`verdict`](Self::verdict) | [`Verdict::by_head`] |
 /// | [`take_over`](Self::take_over), [`reconcile`](Self::reconcile) | neither: an interrupted key is 409 |
 /// | [`stored_headers`](Self::stored_headers) | [`StoredHeaders::new`]: all but cookies, credentials, the date |
 /// | [`clean`](Self::clean) | stored as it is |
@@ -130,7 +130,7 @@ pub(super) struct Config {
     pub(super) with: ReserveOptions,
     pub(super) lease: Duration,
     pub(super) run_at_most: Duration,
-    pub(super) verdict: Arc<dyn Fn(StatusCode) -> Verdict + Send + Sync>,
+    pub(super) verdict: Arc<dyn Fn(&response::Parts) -> Verdict + Send + Sync>,
     pub(super) when_interrupted: WhenInterrupted,
     pub(super) stored_headers: StoredHeaders,
     pub(super) clean: Option<Arc<Clean>>,
@@ -160,7 +160,7 @@ impl IdempotencyLayer {
             with: ReserveOptions::new().lease(LEASE).on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
             lease: LEASE,
             run_at_most: RUN_AT_MOST,
-            verdict: Arc::new(Verdict::by_status),
+            verdict: Arc::new(Verdict::by_head),
             when_interrupted: WhenInterrupted::Refuse,
             stored_headers: StoredHeaders::new(),
             clean: None,
@@ -299,8 +299,8 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.with = config.with.clone().durability(durability))
     }
 
-    /// What an answer means for the key, by its status. Default [`Verdict::by_status`]. A [`Verdict`] in the extensions of
-    /// the response goes before it.
+    /// What an answer means for the key, by its head: status, header lines, extensions. Default [`Verdict::by_head`]. A
+    /// [`Verdict`] in the extensions of the response goes before it.
     ///
     /// ```
     /// use keyonce::http::{IdempotencyLayer, Verdict};
@@ -308,11 +308,11 @@ impl<S> IdempotencyLayer<S> {
     /// # fn check(store: keyonce::Store) {
     /// // For work that has no effect when it fails.
     /// let layer = IdempotencyLayer::new(store)
-    ///     .verdict(|status| if status.is_server_error() { Verdict::Release } else { Verdict::by_status(status) });
+    ///     .verdict(|head| if head.status.is_server_error() { Verdict::Release } else { Verdict::by_head(head) });
     /// # let _ = layer;
     /// # }
     /// ```
-    pub fn verdict(self, verdict: impl Fn(StatusCode) -> Verdict + Send + Sync + 'static) -> Self {
+    pub fn verdict(self, verdict: impl Fn(&response::Parts) -> Verdict + Send + Sync + 'static) -> Self {
         self.with(|config| config.verdict = Arc::new(verdict))
     }
 
@@ -394,7 +394,8 @@ impl<S> IdempotencyLayer<S> {
     /// `idempotency_error`, and a request in flight 409 with the code `idempotency_key_in_use`. What is set after it goes
     /// before it.
     pub fn stripe(self) -> Self {
-        self.methods([Method::POST]).required(false).verdict(Verdict::by_status_as_stripe).with(|config| {
+        self.methods([Method::POST]).required(false).with(|config| {
+            config.verdict = Arc::new(|head| Verdict::by_status_as_stripe(head.status));
             config.marker = HeaderName::from_static("idempotent-replayed");
             config.dialect = Dialect::Stripe;
         })

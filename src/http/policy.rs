@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use http::StatusCode;
 use http::header::{
-    AUTHORIZATION, CONNECTION, COOKIE, DATE, HeaderMap, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
+    AUTHORIZATION, CONNECTION, COOKIE, DATE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
 };
+use http::{StatusCode, response};
 
 use super::Answer;
 
 /// What an answer of the inner service means for the key.
 ///
-/// The layer judges by status; a handler that knows better puts a verdict into its response's extensions:
+/// The layer judges by the head of the answer; a handler that knows better puts a verdict into its response's extensions:
 ///
 /// ```
 /// use keyonce::http::Verdict;
@@ -34,22 +34,23 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The default: 401, 403, 408, 413, 415, 422 and 429 release, since they are said before the work begins; every
-    /// other answer is kept, 5xx as well, since the work may have had its effect. A protocol switch has no body to keep.
-    /// Of gRPC, whose status is always 200, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release.
+    /// The default: [`by_status`](Self::by_status); and of gRPC, whose HTTP status is always 200, `PERMISSION_DENIED`,
+    /// `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release, where the answer has no message.
+    pub fn by_head(head: &response::Parts) -> Self {
+        match head.headers.get("grpc-status").map(HeaderValue::as_bytes) {
+            Some(b"7" | b"8" | b"16") => Self::Release,
+            _ => Self::by_status(head.status),
+        }
+    }
+
+    /// 401, 403, 408, 413, 415, 422 and 429 release, since they are said before the work begins; every other answer is
+    /// kept, 5xx as well, since the work may have had its effect. A protocol switch has no body to keep.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             401 | 403 | 408 | 413 | 415 | 422 | 429 => Self::Release,
             100..=199 => Self::KeepWithoutBody,
             _ => Self::Keep,
         }
-    }
-
-    /// What gRPC refuses before the work begins: `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`, in an
-    /// answer that has no message. Every other answer of gRPC has the HTTP status 200.
-    pub(super) fn by_grpc(headers: &HeaderMap) -> Option<Self> {
-        let code = headers.get("grpc-status")?.as_bytes();
-        [b"7".as_slice(), b"8", b"16"].contains(&code).then_some(Self::Release)
     }
 
     /// Stripe's rule: once the work has begun its first status and body are final, whatever they are. 401 and 429 are
@@ -178,8 +179,6 @@ pub enum Found {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     #[test]

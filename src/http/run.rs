@@ -212,12 +212,11 @@ impl Work {
                 return Err(error);
             }
         };
-        let said = response.extensions().get::<Verdict>().copied();
-        let by_rule = || match Verdict::by_grpc(response.headers()) {
-            Some(verdict) => verdict,
-            None => (self.config.verdict)(response.status()),
-        };
-        Ok(match said.unwrap_or_else(by_rule) {
+        let (head, body) = response.into_parts();
+        let said = head.extensions.get::<Verdict>().copied();
+        let verdict = said.unwrap_or_else(|| (self.config.verdict)(&head));
+        let response = Response::from_parts(head, body);
+        Ok(match verdict {
             Verdict::Release => {
                 // Should the release fail, the key is interrupted: safe, and nothing for this client to know.
                 let _given_back = Box::pin(self.reservation.release_async()).await.is_ok();

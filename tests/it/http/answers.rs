@@ -340,13 +340,17 @@ fn refusals_from_before_the_work_give_the_key_back_and_all_other_answers_are_fin
 }
 
 #[test]
-fn a_function_of_the_status_and_the_handler_itself_may_say_otherwise() {
+fn a_function_of_the_head_and_the_handler_itself_may_say_otherwise() {
     run(async {
         let shop = Shop::open();
         let by = |verdict| {
-            shop.routes_with(shop.layer().verdict(move |status: StatusCode| {
-                if status.is_server_error() { verdict } else { Verdict::by_status(status) }
-            }))
+            shop.routes_with(
+                shop.layer().verdict(
+                    move |head| {
+                        if head.status.is_server_error() { verdict } else { Verdict::by_head(head) }
+                    },
+                ),
+            )
         };
         let release = by(Verdict::Release);
         for charge in ["charge 1", "charge 2"] {
