@@ -94,7 +94,7 @@ impl fmt::Debug for Scoped {
 /// | [`streams`](Self::streams) | `text/event-stream`, `multipart/x-mixed-replace` |
 /// | [`wait`](Self::wait) | 0: 409 at once |
 /// | [`lease`](Self::lease) | 30 s, renewed while the request runs |
-/// | [`run_at_most`](Self::run_at_most) | 1 h: how long it is renewed |
+/// | [`run_at_most`](Self::run_at_most) | 1 h: how long it is renewed, and a body passed on to nobody |
 /// | [`retention`](Self::retention), [`durability`](Self::durability) | the store's |
 /// | [`verdict`](Self::verdict) | [`Verdict::by_head`] |
 /// | [`take_over`](Self::take_over), [`reconcile`](Self::reconcile) | neither: an interrupted key is 409 |
@@ -145,6 +145,7 @@ pub(super) struct Config {
 impl IdempotencyLayer {
     /// Every option at its default, and not yet a layer: see [`scope`](Self::scope).
     pub fn new(store: Store) -> Self {
+        let with = ReserveOptions::new().lease(LEASE).renew_while_held(RUN_AT_MOST);
         let config = Config {
             store,
             header: HeaderName::from_static("idempotency-key"),
@@ -157,7 +158,7 @@ impl IdempotencyLayer {
             request_bytes_max: BODY_BYTES_MAX,
             response_bytes_max: RESPONSE_BYTES_MAX,
             streams: Arc::new(is_endless),
-            with: ReserveOptions::new().lease(LEASE).on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
+            with: with.on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
             lease: LEASE,
             run_at_most: RUN_AT_MOST,
             verdict: Arc::new(Verdict::by_head),
@@ -274,8 +275,8 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.with = config.with.clone().wait(at_most))
     }
 
-    /// How long a request counts as running without a sign of life; it is renewed at each half while the request runs.
-    /// `Retry-After` tells what is left of it. Default 30 s.
+    /// How long a request counts as running without a sign of life. While it runs that is renewed at every moment, so it is
+    /// what `Retry-After` tells; and a client that takes no frame of a body for so long counts as gone. Default 30 s.
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|config| {
             config.lease = lease;
@@ -284,9 +285,13 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// How long the lease of a running request is renewed. A request that hangs for longer no longer counts as running:
-    /// its key is interrupted, and its answer still counts if it comes before anybody took over. Default 1 h.
+    /// its key is interrupted, and its answer still counts if it comes before anybody took over. A body that nobody listens
+    /// to any more is dropped then. Default 1 h; above 0, to 100 years.
     pub fn run_at_most(self, at_most: Duration) -> Self {
-        self.with(|config| config.run_at_most = at_most)
+        self.with(|config| {
+            config.run_at_most = at_most;
+            config.with = config.with.clone().renew_while_held(at_most);
+        })
     }
 
     /// How long answers are remembered. Default the store's window, which is the longest.

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -10,7 +11,7 @@ use keyonce::http::{Reference, StoredHeaders, Verdict};
 use keyonce::{Body as Stored, Options, Reserve};
 use tower::{Layer, Service, ServiceExt};
 
-use super::scene::{Piece, Shop, Told, in_pieces, post, request, run, send};
+use super::scene::{Piece, Shop, Told, in_pieces, post, request, run, run_with_timers_that_jump, send};
 
 /// A service that answers in one way and counts.
 fn answering(
@@ -257,6 +258,68 @@ fn a_stream_is_passed_on_as_it_comes_and_done_at_its_end() {
         retry.assert_problem(200, "ResponseNotKept");
         assert_eq!(shop.work.effects(), 1);
     });
+}
+
+#[test]
+fn a_client_that_takes_no_frame_for_a_lease_counts_as_gone_and_never_takes_its_answer_for_whole() {
+    run_with_timers_that_jump(async {
+        let shop = Shop::open();
+        let answer = |_| Response::new(in_pieces([Piece::Data("0123456789"); 20]));
+        let layer = shop.layer().lease(Duration::from_secs(10)).response_bytes_max(5);
+        let runs = layer.runs();
+        let service = layer.layer(answering(&shop, answer));
+        let mut body = service.clone().oneshot(post("/", "abc")).await.unwrap().into_body();
+        // It reads slowly, and then not at all.
+        let mut heard = 0;
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_millis(9_900)).await;
+            heard += http_body_util::BodyExt::frame(&mut body).await.unwrap().unwrap().into_data().unwrap().len();
+        }
+        Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "InFlight");
+        tokio::time::timeout(Duration::from_millis(10_100), runs.drained()).await.expect("the run ends");
+        Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(200, "ResponseNotKept");
+        let broke_off = loop {
+            match http_body_util::BodyExt::frame(&mut body).await {
+                Some(Ok(frame)) => heard += frame.into_data().unwrap().len(),
+                Some(Err(_)) => break true,
+                None => break false,
+            }
+        };
+        assert!(broke_off && heard < 200, "heard {heard} of 200 bytes, broke off: {broke_off}");
+    });
+}
+
+#[test]
+fn a_stream_that_nobody_listens_to_is_dropped_when_it_may_not_run_any_longer() {
+    for silent in [true, false] {
+        run_with_timers_that_jump(async move {
+            let shop = Shop::open();
+            let (events, told) = tokio::sync::mpsc::channel(1);
+            let told = std::sync::Mutex::new(Some(told));
+            let answer = move |_| {
+                let body = Events(told.lock().unwrap().take().unwrap());
+                Response::builder().header("content-type", "text/event-stream").body(Body::new(body)).unwrap()
+            };
+            let layer = shop.layer().run_at_most(Duration::from_secs(600));
+            let runs = layer.runs();
+            let service = layer.layer(answering(&shop, answer));
+            let response = service.clone().oneshot(post("/", "abc")).await.unwrap();
+            let telling = events.clone();
+            let endless = tokio::spawn(async move {
+                while !silent && telling.send("data: 1\n\n").await.is_ok() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            });
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            drop(response);
+            assert!(tokio::time::timeout(Duration::from_secs(580), runs.drained()).await.is_err());
+            Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "InFlight");
+            tokio::time::timeout(Duration::from_secs(20), runs.drained()).await.expect("the run ends");
+            events.closed().await;
+            endless.await.unwrap();
+            Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "Interrupted");
+        });
+    }
 }
 
 /// A body of events as they come.

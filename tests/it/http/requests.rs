@@ -58,7 +58,8 @@ fn requests_under_two_prefixes_are_two_requests_to_a_layer_in_a_nested_router_th
         send(&routes, post("/accounts/1/charges?a=1", "abc")).await.assert_replays(&first);
         // A request that axum has nested nowhere is known by its own address.
         let layer = shop.layer().uri(|_| None);
-        send(&shop.routes_with(layer), post("/accounts/1/charges?a=1", "abc")).await.assert_replays(&first);
+        let told = send(&shop.routes_with(layer), post("/accounts/1/charges?a=1", "abc")).await;
+        assert_eq!((told.text(), told.is_replay()), ("charge 1", true));
     });
 }
 
