@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::HeaderName;
+use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{Method, StatusCode, Uri, request, response};
 use tower_layer::Layer;
 
+use super::answer::without;
 use super::policy::{Found, StoredHeaders, Verdict};
 use super::problem::Dialect;
 use super::run::Runs;
@@ -128,6 +129,7 @@ pub(super) struct Config {
     pub(super) response_bytes_max: usize,
     pub(super) streams: Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>,
     pub(super) with: ReserveOptions,
+    pub(super) wait: Duration,
     pub(super) lease: Duration,
     pub(super) run_at_most: Duration,
     pub(super) verdict: Arc<dyn Fn(&response::Parts) -> Verdict + Send + Sync>,
@@ -159,6 +161,7 @@ impl IdempotencyLayer {
             response_bytes_max: RESPONSE_BYTES_MAX,
             streams: Arc::new(is_endless),
             with: with.on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
+            wait: Duration::ZERO,
             lease: LEASE,
             run_at_most: RUN_AT_MOST,
             verdict: Arc::new(Verdict::by_head),
@@ -188,8 +191,14 @@ impl IdempotencyLayer {
 
     /// One scope for all callers: anybody who knows or guesses a key and sends the same request is shown its answer. For
     /// services with one caller, or whose keys nobody can guess.
+    ///
+    /// # Panics
+    ///
+    /// If it is longer than [`Key::SCOPE_BYTES_MAX`], 255 bytes: no request would ever be served.
     pub fn shared_scope(self, scope: impl AsRef<[u8]>) -> IdempotencyLayer<Scoped> {
         let scope: Arc<[u8]> = scope.as_ref().into();
+        let (bytes, bytes_max) = (scope.len(), Key::SCOPE_BYTES_MAX);
+        assert!(bytes <= bytes_max, "the shared scope has {bytes} bytes, more than {bytes_max}");
         self.scope(move |_| Some(Arc::clone(&scope)))
     }
 }
@@ -272,7 +281,7 @@ impl<S> IdempotencyLayer<S> {
 
     /// How long a retry waits for the answer of the request that is running, before it is told 409. Default 0.
     pub fn wait(self, at_most: Duration) -> Self {
-        self.with(|config| config.with = config.with.clone().wait(at_most))
+        self.with(|config| config.wait = at_most)
     }
 
     /// How long a request counts as running without a sign of life. While it runs that is renewed at every moment, so it is
@@ -422,6 +431,26 @@ impl<S> Layer<S> for IdempotencyLayer<Scoped> {
 
     fn layer(&self, inner: S) -> Self::Service {
         Idempotency::new(inner, self.config.clone(), self.scope.clone())
+    }
+}
+
+impl Config {
+    /// What is stored of an answer: the chosen lines, and the rest as it is cleaned.
+    pub(super) fn stored(&self, answer: Answer) -> Answer {
+        let mut stored = Answer {
+            headers: self.stored_headers.of(&answer.headers),
+            trailers: answer.trailers.map(|trailers| self.stored_headers.of(&trailers)),
+            ..answer
+        };
+        if let Some(clean) = &self.clean {
+            let bytes = stored.body.len();
+            clean(&mut stored);
+            // The length that the first client was told is not that of what is left.
+            if stored.body.len() != bytes && stored.headers.contains_key(CONTENT_LENGTH) {
+                stored.headers = without(&stored.headers, &[CONTENT_LENGTH]);
+            }
+        }
+        stored
     }
 }
 

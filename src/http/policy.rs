@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use http::header::{
-    AUTHORIZATION, CONNECTION, COOKIE, DATE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, COOKIE, DATE, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
 };
 use http::{StatusCode, response};
 
@@ -77,8 +77,7 @@ pub struct Reference(
     pub String,
 );
 
-/// Which header lines of an answer are stored and replayed; of its trailers, too. A list of what is stored alone has to name
-/// what clients cannot read the body without: `Content-Type`, `Content-Encoding`, of gRPC the trailer `grpc-status`.
+/// Which header lines of an answer are stored and replayed; of its trailers, too.
 ///
 /// Those of one connection never are: `Connection` and what it names, `Keep-Alive`, `Proxy-Connection`, `TE`,
 /// `Transfer-Encoding`, `Upgrade`.
@@ -110,9 +109,11 @@ impl StoredHeaders {
         Self { listed: names.into_iter().map(|name| name.as_str().to_owned()).collect(), allow: false }
     }
 
-    /// These alone.
+    /// These alone, and what clients cannot read the body without: `Content-Type`, `Content-Encoding`, of gRPC the
+    /// trailer `grpc-status`.
     pub fn only(names: impl IntoIterator<Item = HeaderName>) -> Self {
-        Self { allow: true, ..Self::all_but(names) }
+        let of_body = [CONTENT_TYPE, CONTENT_ENCODING, HeaderName::from_static("grpc-status")];
+        Self { allow: true, ..Self::all_but(names.into_iter().chain(of_body)) }
     }
 
     /// One more that is not stored.
@@ -167,7 +168,7 @@ fn is_of_connection(name: &HeaderName) -> bool {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one is made, and looked at, each time that a key was interrupted")]
 pub enum Found {
-    /// It was done: this is the answer, for this request and all retries.
+    /// It was done: this is the answer, for this request and all retries, as far as the layer stores it.
     Done(Answer),
     /// Nothing happened and nothing will: it is run, as if it were new.
     NothingHappened,
@@ -203,6 +204,7 @@ mod tests {
             ("x-hop", "1"),
             ("date", "now"),
             ("transfer-encoding", "chunked"),
+            ("content-encoding", "gzip"),
             ("x-second", "2"),
             ("x-first", "3"),
         ];
@@ -210,10 +212,11 @@ mod tests {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let names = |headers: &HeaderMap| headers.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
-        assert_eq!(names(&StoredHeaders::new().of(&headers)), ["x-first", "x-first", "x-second"]);
+        assert_eq!(names(&StoredHeaders::new().of(&headers)), ["x-first", "x-first", "content-encoding", "x-second"]);
         let with_cookies = StoredHeaders::new().allow(&SET_COOKIE).deny(&HeaderName::from_static("x-first"));
-        assert_eq!(names(&with_cookies.of(&headers)), ["set-cookie", "x-second"]);
+        assert_eq!(names(&with_cookies.of(&headers)), ["set-cookie", "content-encoding", "x-second"]);
         let only = StoredHeaders::only([HeaderName::from_static("x-hop"), HeaderName::from_static("x-second")]);
-        assert_eq!(names(&only.of(&headers)), ["x-second"]);
+        assert_eq!(names(&only.of(&headers)), ["content-encoding", "x-second"], "nobody can read the body without it");
+        assert_eq!(names(&only.deny(&CONTENT_ENCODING).of(&headers)), ["x-second"], "it was said aloud");
     }
 }

@@ -13,7 +13,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
@@ -22,7 +21,6 @@ use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
 use super::Answer;
-use super::answer::without;
 use super::body::{Body, BoxError, Piece, Read, Whole, next_frame, read_up_to};
 use super::layer::Config;
 use super::policy::{Reference, Verdict};
@@ -115,6 +113,11 @@ where
     let work = Work { running: config.runs.enter(), config: Arc::clone(config), dialect, reservation, begun };
     let request = Request::from_parts(parts, Body::held(body.data, body.trailers));
     tokio::spawn(async move {
+        // One that has waited for another's answer is a clone that was not asked yet; to ask again costs nothing.
+        if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
+            work.give_back().await;
+            return Err(error);
+        }
         let served = inner.call(request).await;
         work.answer(served).await
     })
@@ -163,8 +166,7 @@ impl Work {
         let response = Response::from_parts(head, body);
         Ok(match verdict {
             Verdict::Release => {
-                // Should the release fail, the key is interrupted: safe, and nothing for this client to know.
-                let _given_back = Box::pin(self.reservation.release_async()).await.is_ok();
+                Box::pin(self.give_back()).await;
                 response.map(Body::passed)
             }
             Verdict::Interrupt => {
@@ -177,6 +179,11 @@ impl Work {
             Verdict::KeepWithoutBody => self.keep(response, false).await,
             Verdict::Keep => self.keep(response, true).await,
         })
+    }
+
+    /// Nothing happened. Should the release fail, the key is interrupted: safe, and nothing for this client to know.
+    async fn give_back(self) {
+        let _given_back = self.reservation.release_async().await.is_ok();
     }
 
     /// A protocol is switched: what follows on the connection is no answer.
@@ -335,20 +342,12 @@ struct Outcome {
 
 impl Outcome {
     fn of(config: &Config, parts: &response::Parts, whole: Whole, keep_body: bool) -> Self {
-        let mut answer = Answer {
+        let answer = config.stored(Answer {
             status: parts.status,
-            headers: config.stored_headers.of(&parts.headers),
+            headers: parts.headers.clone(),
             body: whole.data,
-            trailers: whole.trailers.map(|trailers| config.stored_headers.of(&trailers)),
-        };
-        if let Some(clean) = &config.clean {
-            let bytes = answer.body.len();
-            clean(&mut answer);
-            // The length that the first client was told is not that of what is left.
-            if answer.body.len() != bytes && answer.headers.contains_key(CONTENT_LENGTH) {
-                answer.headers = without(&answer.headers, &[CONTENT_LENGTH]);
-            }
-        }
+            trailers: whole.trailers,
+        });
         let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.clone());
         Self {
             kept: keep_body.then(|| answer.to_bytes()).flatten(),

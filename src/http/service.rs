@@ -154,14 +154,14 @@ struct Asks {
 }
 
 impl Asks {
-    async fn judge<S, B, O>(self, inner: S, body: B) -> Result<Response<Body<O>>, S::Error>
+    async fn judge<S, B, O>(self, mut inner: S, body: B) -> Result<Response<Body<O>>, S::Error>
     where
-        S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Send + 'static,
+        S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Clone + Send + 'static,
         B: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
     {
         let judged = match self.whole(body).await {
-            Ok(body) => self.settle(&body).await.map(|reserve| (reserve, body)),
+            Ok(body) => self.settle(&body, &mut inner).await.map(|reserve| (reserve, body)),
             Err(problem) => Err(problem),
         };
         let dialect = self.config.dialect.of(&self.parts.headers);
@@ -199,15 +199,25 @@ impl Asks {
         }
     }
 
-    /// Asks the store, and for a key that is interrupted whoever may know what became of it.
-    async fn settle(&self, body: &Whole) -> Result<Reserve, Problem> {
+    /// Asks the store, waits for who is at work, and asks whoever may know what became of a key that is interrupted. Who
+    /// does not run yet keeps nobody else from being served: a clone of the inner service is asked anew whether it is ready.
+    async fn settle<S: Clone>(&self, body: &Whole, inner: &mut S) -> Result<Reserve, Problem> {
         let with = match self.config.issued_at.as_ref().and_then(|issued_at| issued_at(&self.parts, self.key.id())) {
             Some(issued_at) => self.config.with.clone().issued_at(issued_at),
             None => self.config.with.clone(),
         };
         // What is seldom done stands in boxes of its own: the smaller a future, the less it costs to move it about.
-        match (self.ask(body, &with).await?, &self.config.when_interrupted) {
+        let reserve = match self.ask(body, &with).await? {
+            Reserve::InFlight(running) if !self.config.wait.is_zero() => {
+                *inner = inner.clone();
+                Box::pin(running.wait_async(self.config.wait)).await.map_err(unavailable)?
+            }
+            other => other,
+        };
+        match (reserve, &self.config.when_interrupted) {
             (Reserve::Interrupted(unknown), WhenInterrupted::Reconcile(reconcile)) => {
+                *inner = inner.clone();
+                let with = with.wait(self.config.wait);
                 Box::pin(self.reconcile(unknown, &**reconcile, body, &with)).await
             }
             (other, _) => Ok(other),
@@ -224,7 +234,7 @@ impl Asks {
     ) -> Result<Reserve, Problem> {
         for _ in 0..ROUNDS_MAX {
             let found = reconcile(self.key.clone(), unknown.info().clone()).await;
-            let reserve = match act_on(found, unknown).await? {
+            let reserve = match self.act_on(found, unknown).await? {
                 Some(reserve) => reserve,
                 None => self.ask(body, with).await?,
             };
@@ -264,23 +274,23 @@ impl Asks {
         }
         Ok(None)
     }
-}
 
-/// Does what was found out about an interrupted key; `None` when the key has to be asked for again.
-async fn act_on(found: Found, unknown: Interrupted) -> Result<Option<Reserve>, Problem> {
-    let told = Problem::Interrupted { attempt: unknown.attempt, since: unknown.since };
-    let acted = match found {
-        Found::Unknown => return Err(told),
-        Found::RunAgain => return unknown.take_over_async().await.map(Some).map_err(unavailable),
-        Found::NothingHappened => unknown.release_async().await,
-        Found::Done(answer) => match answer.to_bytes() {
-            Some(stored) => unknown.resolve_async(&stored).await,
-            None => return Err(told),
-        },
-    };
-    match acted {
-        Ok(Completion::Done | Completion::Superseded) => Ok(None),
-        Err(error) => Err(unavailable(error)),
+    /// Does what was found out about an interrupted key; `None` when the key has to be asked for again.
+    async fn act_on(&self, found: Found, unknown: Interrupted) -> Result<Option<Reserve>, Problem> {
+        let told = Problem::Interrupted { attempt: unknown.attempt, since: unknown.since };
+        let acted = match found {
+            Found::Unknown => return Err(told),
+            Found::RunAgain => return unknown.take_over_async().await.map(Some).map_err(unavailable),
+            Found::NothingHappened => unknown.release_async().await,
+            Found::Done(answer) => match self.config.stored(answer).to_bytes() {
+                Some(stored) => unknown.resolve_async(&stored).await,
+                None => return Err(told),
+            },
+        };
+        match acted {
+            Ok(Completion::Done | Completion::Superseded) => Ok(None),
+            Err(error) => Err(unavailable(error)),
+        }
     }
 }
 

@@ -147,3 +147,17 @@ fn a_body_that_breaks_off_is_refused_and_leaves_the_key_free() {
         assert_eq!(send(&routes, post("/charges", "abc")).await.text(), "charge 1");
     });
 }
+
+#[test]
+fn a_shared_scope_that_is_too_long_is_refused_when_the_layer_is_made() {
+    run(async {
+        let shop = Shop::open();
+        let shared = |bytes| IdempotencyLayer::new(shop.store.clone()).shared_scope("s".repeat(bytes));
+        for bytes in [0, 254, 255] {
+            assert_eq!(send(&shop.routes_with(shared(bytes)), post("/charges", "abc")).await.status, 201);
+        }
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared(256))).unwrap_err();
+        let told = refused.downcast_ref::<String>().unwrap();
+        assert_eq!(told, "the shared scope has 256 bytes, more than 255");
+    });
+}

@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::header::RETRY_AFTER;
 use keyonce::http::{IdempotencyLayer, Verdict};
 use keyonce::{Attempt, OnDrop, OnInterrupted, Options};
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt};
 
 use super::scene::{Shop, Told, post, request, run, run_with_timers_that_jump, send};
@@ -315,6 +316,95 @@ fn the_service_that_said_it_is_ready_is_the_one_that_is_called() {
         }
         assert_eq!(careful.effects.load(std::sync::atomic::Ordering::SeqCst), 3);
     });
+}
+
+#[test]
+fn a_retry_that_waits_keeps_nobody_else_from_being_served_and_asks_again_before_it_runs() {
+    run(async {
+        let shop = Shop::open();
+        let work = shop.work.clone();
+        let handler = tower::service_fn(move |request: http::Request<_>| {
+            let work = work.clone();
+            async move {
+                if request.uri().path() == "/slow" {
+                    work.begun.add_permits(1);
+                    work.go_on.notified().await;
+                }
+                let charge = work.effect();
+                let mut response = http::Response::new(axum::body::Body::from(format!("charge {charge}")));
+                if charge == 2 {
+                    response.extensions_mut().insert(Verdict::Release);
+                }
+                Ok::<_, std::convert::Infallible>(response)
+            }
+        });
+        let layer = shop.layer().wait(Duration::from_secs(60));
+        let service = layer.layer(ConcurrencyLimit::new(handler, 2));
+        let sent = |path, key| {
+            let sending = service.clone().oneshot(post(path, key));
+            tokio::spawn(async move { Told::of(sending.await.unwrap()).await })
+        };
+        let first = sent("/slow", "abc");
+        shop.work.has_begun().await;
+        let retry = sent("/slow", "abc");
+        while shop.store.stats().waiting < 1 {
+            tokio::task::yield_now().await;
+        }
+        let other = tokio::time::timeout(Duration::from_secs(20), sent("/charges", "other")).await;
+        assert_eq!(other.expect("nobody is in its way").unwrap().text(), "charge 1");
+        // Nothing came of the first one, so the retry runs.
+        shop.work.go_on.notify_one();
+        assert_eq!(first.await.unwrap().text(), "charge 2");
+        shop.work.has_begun().await;
+        shop.work.go_on.notify_one();
+        let retry = retry.await.unwrap();
+        assert_eq!((retry.text(), retry.is_replay()), ("charge 3", false));
+    });
+}
+
+#[test]
+fn a_service_that_is_not_ready_for_who_has_waited_gives_the_key_back() {
+    run(async {
+        let shop = Shop::open();
+        let key = keyonce::Key::new("shop", "abc").unwrap();
+        let service = shop.layer().wait(Duration::from_secs(60)).layer(Gone { clone: false });
+        let fingerprint = keyonce::http::Recipe::new().fingerprint(&post("/", "abc").into_parts().0, b"amount=999");
+        let keyonce::Reserve::Fresh(first) = shop.store.reserve(&key, fingerprint).unwrap() else {
+            panic!("it is free")
+        };
+        let retry = tokio::spawn(service.oneshot(post("/", "abc")));
+        while shop.store.stats().waiting < 1 {
+            tokio::task::yield_now().await;
+        }
+        let _free = first.release().unwrap();
+        assert_eq!(retry.await.unwrap().map(drop).unwrap_err(), "the service behind it is gone");
+        assert!(shop.store.peek(&key).unwrap().is_none(), "nothing has begun");
+    });
+}
+
+/// A service that was there once: its clones are not ready.
+struct Gone {
+    clone: bool,
+}
+
+impl Clone for Gone {
+    fn clone(&self) -> Self {
+        Self { clone: true }
+    }
+}
+
+impl<B> Service<http::Request<B>> for Gone {
+    type Response = http::Response<http_body_util::Empty<bytes::Bytes>>;
+    type Error = &'static str;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(if self.clone { Err("the service behind it is gone") } else { Ok(()) })
+    }
+
+    fn call(&mut self, _: http::Request<B>) -> Self::Future {
+        std::future::ready(Ok(http::Response::new(http_body_util::Empty::new())))
+    }
 }
 
 #[test]
