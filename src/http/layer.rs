@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderName};
-use http::{Method, StatusCode, Uri, request, response};
+use http::{HeaderMap, Method, StatusCode, Uri, request, response};
 use tower_layer::Layer;
 
 use super::answer::without;
@@ -436,12 +437,16 @@ impl<S> Layer<S> for IdempotencyLayer<Scoped> {
 
 impl Config {
     /// What is stored of an answer: the chosen lines, and the rest as it is cleaned.
-    pub(super) fn stored(&self, answer: Answer) -> Answer {
-        let mut stored = Answer {
-            headers: self.stored_headers.of(&answer.headers),
-            trailers: answer.trailers.map(|trailers| self.stored_headers.of(&trailers)),
-            ..answer
-        };
+    pub(super) fn stored(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: Bytes,
+        trailers: Option<&HeaderMap>,
+    ) -> Answer {
+        let stored_headers = &self.stored_headers;
+        let (headers, trailers) = (stored_headers.of(headers), trailers.map(|trailers| stored_headers.of(trailers)));
+        let mut stored = Answer { status, headers, body, trailers };
         if let Some(clean) = &self.clean {
             let bytes = stored.body.len();
             clean(&mut stored);

@@ -107,7 +107,7 @@ impl Recipe {
             BodyPart::Json => Some(body).filter(|_| is_json(parts)).and_then(canonical),
         };
         frame(&mut head, if json.is_some() { "json" } else { "body" });
-        Fingerprint::builder().part(head).part(json.as_deref().unwrap_or(body)).finish()
+        Fingerprint::of_parts([&head, json.as_deref().unwrap_or(body)])
     }
 
     /// The version and the chosen parts but the body, each framed by its length.

@@ -342,12 +342,7 @@ struct Outcome {
 
 impl Outcome {
     fn of(config: &Config, parts: &response::Parts, whole: Whole, keep_body: bool) -> Self {
-        let answer = config.stored(Answer {
-            status: parts.status,
-            headers: parts.headers.clone(),
-            body: whole.data,
-            trailers: whole.trailers,
-        });
+        let answer = config.stored(parts.status, &parts.headers, whole.data, whole.trailers.as_ref());
         let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.clone());
         Self {
             kept: keep_body.then(|| answer.to_bytes()).flatten(),

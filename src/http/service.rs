@@ -282,10 +282,12 @@ impl Asks {
             Found::Unknown => return Err(told),
             Found::RunAgain => return unknown.take_over_async().await.map(Some).map_err(unavailable),
             Found::NothingHappened => unknown.release_async().await,
-            Found::Done(answer) => match self.config.stored(answer).to_bytes() {
-                Some(stored) => unknown.resolve_async(&stored).await,
-                None => return Err(told),
-            },
+            Found::Done(Answer { status, headers, body, trailers }) => {
+                match self.config.stored(status, &headers, body, trailers.as_ref()).to_bytes() {
+                    Some(stored) => unknown.resolve_async(&stored).await,
+                    None => return Err(told),
+                }
+            }
         };
         match acted {
             Ok(Completion::Done | Completion::Superseded) => Ok(None),
