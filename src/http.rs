@@ -43,10 +43,10 @@
 //! limits belong *inside* it, where what they answer is judged; around it they leave the work running, which is what a
 //! retry then finds. A panic comes out as it would without the layer, and leaves the key interrupted.
 //!
-//! A route has one such layer: within the run of another one with the same store and scope it would find its own key
-//! running. Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what
-//! is left of them, and requests under two prefixes are the same to it unless the scope tells them apart. axum's
-//! `Router::layer` also stands around paths that have no route: they need a key, too, and their 404 is final; with
+//! A layer within the run of another one with the same store and scope lets the request pass: its key is reserved.
+//! Around a router that nests others (axum's `nest`) it sees whole paths; inside a nested one it sees only what is left of
+//! them, and has to be told [the whole](IdempotencyLayer::uri): otherwise requests under two prefixes are the same to it.
+//! axum's `Router::layer` also stands around paths that have no route: they need a key, too, and their 404 is final; with
 //! `Router::route_layer` such a request is told 404 as before, and nothing is remembered of it.
 //!
 //! A service of tower's own is put into it with [`Layer::layer`](tower_layer::Layer::layer): it is `Clone` and takes a
@@ -54,8 +54,7 @@
 //! service of hyper's of the whole. What it answers with may be any body.
 //!
 //! The run is not within what the task of the connection holds: task-local values and entered tracing spans do not reach
-//! it, the request's extensions do. The lease is renewed whenever the run waits; a handler that blocks its thread for
-//! longer than the lease is told of as interrupted meanwhile, so blocking work belongs on `spawn_blocking`.
+//! it, the request's extensions do.
 //!
 //! # What is kept in memory
 //!
@@ -71,8 +70,9 @@
 //! [`Reference`] that the handler left. A body that breaks off leaves the key interrupted. A switched protocol (101) is
 //! done when it is switched.
 //!
-//! While a client is connected and does not read, a body that is passed on waits for it, and the key is in flight; of a
-//! stream without an end the run has none, also when the client is gone. Such routes want a handler that ends them.
+//! A body that is passed on waits for a client that does not read, for one [lease](IdempotencyLayer::lease); then that
+//! client counts as gone, and should it read again, its answer breaks off. What nobody listens to is dropped when
+//! [`run_at_most`](IdempotencyLayer::run_at_most) is over, and its key is interrupted: a stream without an end has one then.
 //!
 //! The body of a request is whole before the request runs. A call in which the client waits for an answer to the first
 //! half of its body, as with gRPC's streams in both directions, cannot be guarded.
@@ -84,7 +84,7 @@
 //!
 //! # The runtime
 //!
-//! The layer runs work by `tokio::spawn` and renews leases by tokio's timer: it must be called within a tokio runtime whose
+//! The layer runs work by `tokio::spawn` and waits for clients by tokio's timer: it must be called within a tokio runtime whose
 //! timer is enabled. Nothing else of the crate needs one.
 //!
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/

@@ -233,7 +233,9 @@ impl Fingerprint {
 
     /// The fingerprint of a request of several parts. Their borders count, and so does an empty part.
     pub fn of_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        parts.into_iter().fold(Self::builder(), FingerprintBuilder::part).finish()
+        let mut builder = Self::builder();
+        parts.into_iter().for_each(|part| builder.add(part.as_ref()));
+        builder.finished()
     }
 
     /// Starts a fingerprint that is built part by part, for parts of different types and bodies that come in chunks.
@@ -281,17 +283,13 @@ pub struct FingerprintBuilder {
 impl FingerprintBuilder {
     /// Adds a whole part. A part being streamed ends before it.
     pub fn part(mut self, part: impl AsRef<[u8]>) -> Self {
-        if self.streamed_bytes.is_some() {
-            self = self.end_part();
-        }
-        self.write(part).end_part()
+        self.add(part.as_ref());
+        self
     }
 
     /// Appends a chunk to the part being streamed; the first chunk begins the part, also when it is empty.
     pub fn write(mut self, chunk: impl AsRef<[u8]>) -> Self {
-        let chunk = chunk.as_ref();
-        self.hasher.update(chunk);
-        self.streamed_bytes = Some(self.streamed_bytes.unwrap_or(0) + chunk.len());
+        self.stream(chunk.as_ref());
         self
     }
 
@@ -300,15 +298,38 @@ impl FingerprintBuilder {
     /// Call it after a loop that may see no chunk at all, or between two streamed parts. Otherwise
     /// [`finish`](Self::finish) does.
     pub fn end_part(mut self) -> Self {
-        let bytes = self.streamed_bytes.take().unwrap_or(0);
-        self.hasher.update(&length_frame(bytes));
+        self.end();
         self
     }
 
     /// The fingerprint of the parts so far. A part being streamed ends here.
     pub fn finish(mut self) -> Fingerprint {
+        self.finished()
+    }
+
+    // The hash is two kilobytes, so what is done step by step is done in place.
+
+    fn add(&mut self, part: &[u8]) {
         if self.streamed_bytes.is_some() {
-            self = self.end_part();
+            self.end();
+        }
+        self.stream(part);
+        self.end();
+    }
+
+    fn stream(&mut self, chunk: &[u8]) {
+        self.hasher.update(chunk);
+        self.streamed_bytes = Some(self.streamed_bytes.unwrap_or(0) + chunk.len());
+    }
+
+    fn end(&mut self) {
+        let bytes = self.streamed_bytes.take().unwrap_or(0);
+        self.hasher.update(&length_frame(bytes));
+    }
+
+    fn finished(&mut self) -> Fingerprint {
+        if self.streamed_bytes.is_some() {
+            self.end();
         }
         Fingerprint(first_half(&self.hasher))
     }

@@ -418,6 +418,7 @@ pub(crate) struct Checked {
 /// |---|---|---|---|
 /// | [`retention`](Self::retention) | the store's window | above 0, to the store's window | rounded up to ms |
 /// | [`lease`](Self::lease) | the store's | above 0, to 100 years | rounded up to ms |
+/// | [`renew_while_held`](Self::renew_while_held) | the store's | above 0, to 100 years | rounded up to ms |
 /// | [`durability`](Self::durability) | the store's | | |
 /// | [`on_interrupted`](Self::on_interrupted) | the store's | | |
 /// | [`on_drop`](Self::on_drop) | the store's | | |
@@ -436,6 +437,7 @@ pub(crate) struct Checked {
 pub struct ReserveOptions {
     retention: Option<Duration>,
     lease: Option<Duration>,
+    renew_while_held: Option<Duration>,
     durability: Option<Durability>,
     on_interrupted: Option<OnInterrupted>,
     on_drop: Option<OnDrop>,
@@ -458,6 +460,12 @@ impl ReserveOptions {
     /// How long this reservation counts as running without a renewal: above 0, to 100 years.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease: Some(lease), ..self }
+    }
+
+    /// For how long this reservation renews its own lease while it is held: above 0, to 100 years. See
+    /// [`Options::renew_while_held`].
+    pub fn renew_while_held(self, at_most: Duration) -> Self {
+        Self { renew_while_held: Some(at_most), ..self }
     }
 
     /// Which crash this reservation and its completion survive: `PowerLoss` or `ProcessCrash`.
@@ -500,10 +508,12 @@ impl ReserveOptions {
         if let Some(Durability::Interval(_)) = self.durability {
             return Err(Error::invalid_option("durability", "of one call is `PowerLoss` or `ProcessCrash`"));
         }
-        let lease_ms = self.lease.map_or(Ok(store.lease.ms), |lease| checked_ms("lease", lease))?;
+        let ms = self.lease.map_or(Ok(store.lease.ms), |lease| checked_ms("lease", lease))?;
+        let while_held = self.renew_while_held.map(|max| checked_ms("renew_while_held", max)).transpose()?;
+        let while_held_ms = while_held.unwrap_or(store.lease.while_held_ms);
         Ok(CheckedReserve {
             retention_ms,
-            lease: Lease { ms: lease_ms, ..store.lease },
+            lease: Lease { ms, while_held_ms },
             durability: self.durability.unwrap_or(store.durability),
             on_interrupted: self.on_interrupted.unwrap_or(store.on_interrupted).checked()?,
             on_drop: self.on_drop.unwrap_or(store.on_drop),
@@ -701,6 +711,7 @@ mod tests {
         let said = ReserveOptions::new()
             .retention(Duration::from_secs(5))
             .lease(Duration::from_secs(6))
+            .renew_while_held(Duration::from_secs(9))
             .durability(Durability::ProcessCrash)
             .on_interrupted(OnInterrupted::Surface)
             .on_drop(OnDrop::Interrupt)
@@ -708,7 +719,7 @@ mod tests {
             .issued_at(UNIX_EPOCH + Duration::from_millis(8));
         let expected = CheckedReserve {
             retention_ms: 5000,
-            lease: Lease { ms: 6000, while_held_ms: 0 },
+            lease: Lease { ms: 6000, while_held_ms: 9000 },
             durability: Durability::ProcessCrash,
             on_interrupted: OnInterrupted::Surface,
             on_drop: OnDrop::Interrupt,
@@ -736,6 +747,11 @@ mod tests {
         assert_eq!(lease(LONGEST).unwrap().lease.ms, DURATION_MS_MAX);
         assert_names(lease(LONGEST + NANOSECOND), "lease");
         assert_names(lease(Duration::MAX), "lease");
+        let held = |held| check(ReserveOptions::new().renew_while_held(held));
+        assert_names(held(Duration::ZERO), "renew_while_held");
+        assert_eq!(held(NANOSECOND).unwrap().lease, Lease { ms: 60_000, while_held_ms: 1 });
+        assert_eq!(held(LONGEST).unwrap().lease.while_held_ms, DURATION_MS_MAX);
+        assert_names(held(LONGEST + NANOSECOND), "renew_while_held");
         let wait_ms = |wait| check(ReserveOptions::new().wait(wait)).unwrap().wait_ms;
         assert_eq!((wait_ms(Duration::ZERO), wait_ms(NANOSECOND)), (0, 1));
         assert_eq!(wait_ms(Duration::MAX), DURATION_MS_MAX);

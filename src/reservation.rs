@@ -423,6 +423,12 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// Whether it is one of this store's.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_of(&self, engine: &Arc<Engine>) -> bool {
+        Arc::ptr_eq(&self.held.engine, engine)
+    }
+
     /// The key.
     pub fn key(&self) -> &Key {
         &self.held.key

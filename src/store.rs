@@ -184,7 +184,7 @@ impl Store {
         Ok((question.keep(), wait_ms))
     }
 
-    fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.handle.engine
     }
 

@@ -5,10 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::HeaderName;
-use http::{Method, StatusCode, request, response};
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderName};
+use http::{HeaderMap, Method, StatusCode, Uri, request, response};
 use tower_layer::Layer;
 
+use super::answer::without;
 use super::policy::{Found, StoredHeaders, Verdict};
 use super::problem::Dialect;
 use super::run::Runs;
@@ -32,6 +34,9 @@ type Clean = dyn Fn(&mut Answer) + Send + Sync;
 
 /// Says whether a request may be shown what is stored.
 type MayReplay = dyn Fn(&request::Parts, &Key) -> Result<(), StatusCode> + Send + Sync;
+
+/// Says which address a request was sent to.
+type UriOf = dyn Fn(&request::Parts) -> Option<Uri> + Send + Sync;
 
 /// Says when a request was first made.
 type IssuedAt = dyn Fn(&request::Parts, &[u8]) -> Option<SystemTime> + Send + Sync;
@@ -84,15 +89,16 @@ impl fmt::Debug for Scoped {
 /// | [`quoted_keys_only`](Self::quoted_keys_only) | off: quoted and bare keys |
 /// | [`methods`](Self::methods) | POST, PATCH |
 /// | [`required`](Self::required), [`required_when`](Self::required_when) | always |
+/// | [`uri`](Self::uri) | that of the request, as the layer sees it |
 /// | [`recipe`](Self::recipe), [`accept_also`](Self::accept_also) | method, path, query, content type, body; none |
 /// | [`request_bytes_max`](Self::request_bytes_max) | 1 MiB |
 /// | [`response_bytes_max`](Self::response_bytes_max) | 256 KiB; a larger answer is passed on and its body not kept |
 /// | [`streams`](Self::streams) | `text/event-stream`, `multipart/x-mixed-replace` |
 /// | [`wait`](Self::wait) | 0: 409 at once |
 /// | [`lease`](Self::lease) | 30 s, renewed while the request runs |
-/// | [`run_at_most`](Self::run_at_most) | 1 h: how long it is renewed |
+/// | [`run_at_most`](Self::run_at_most) | 1 h: how long it is renewed, and a body passed on to nobody |
 /// | [`retention`](Self::retention), [`durability`](Self::durability) | the store's |
-/// | [`verdict`](Self::verdict) | [`Verdict::by_status`] |
+/// | [`verdict`](Self::verdict) | [`Verdict::by_head`] |
 /// | [`take_over`](Self::take_over), [`reconcile`](Self::reconcile) | neither: an interrupted key is 409 |
 /// | [`stored_headers`](Self::stored_headers) | [`StoredHeaders::new`]: all but cookies, credentials, the date |
 /// | [`clean`](Self::clean) | stored as it is |
@@ -117,15 +123,17 @@ pub(super) struct Config {
     pub(super) bare_keys: bool,
     pub(super) methods: Arc<[Method]>,
     pub(super) required: Arc<dyn Fn(&request::Parts) -> bool + Send + Sync>,
+    pub(super) uri: Option<Arc<UriOf>>,
     pub(super) recipe: Recipe,
     pub(super) accept_also: Vec<Recipe>,
     pub(super) request_bytes_max: usize,
     pub(super) response_bytes_max: usize,
     pub(super) streams: Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>,
     pub(super) with: ReserveOptions,
+    pub(super) wait: Duration,
     pub(super) lease: Duration,
     pub(super) run_at_most: Duration,
-    pub(super) verdict: Arc<dyn Fn(StatusCode) -> Verdict + Send + Sync>,
+    pub(super) verdict: Arc<dyn Fn(&response::Parts) -> Verdict + Send + Sync>,
     pub(super) when_interrupted: WhenInterrupted,
     pub(super) stored_headers: StoredHeaders,
     pub(super) clean: Option<Arc<Clean>>,
@@ -140,21 +148,24 @@ pub(super) struct Config {
 impl IdempotencyLayer {
     /// Every option at its default, and not yet a layer: see [`scope`](Self::scope).
     pub fn new(store: Store) -> Self {
+        let with = ReserveOptions::new().lease(LEASE).renew_while_held(RUN_AT_MOST);
         let config = Config {
             store,
             header: HeaderName::from_static("idempotency-key"),
             bare_keys: true,
             methods: Arc::new([Method::POST, Method::PATCH]),
             required: Arc::new(|_| true),
+            uri: None,
             recipe: Recipe::new(),
             accept_also: Vec::new(),
             request_bytes_max: BODY_BYTES_MAX,
             response_bytes_max: RESPONSE_BYTES_MAX,
             streams: Arc::new(is_endless),
-            with: ReserveOptions::new().lease(LEASE).on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
+            with: with.on_interrupted(OnInterrupted::Surface).on_drop(OnDrop::Interrupt),
+            wait: Duration::ZERO,
             lease: LEASE,
             run_at_most: RUN_AT_MOST,
-            verdict: Arc::new(Verdict::by_status),
+            verdict: Arc::new(Verdict::by_head),
             when_interrupted: WhenInterrupted::Refuse,
             stored_headers: StoredHeaders::new(),
             clean: None,
@@ -181,8 +192,14 @@ impl IdempotencyLayer {
 
     /// One scope for all callers: anybody who knows or guesses a key and sends the same request is shown its answer. For
     /// services with one caller, or whose keys nobody can guess.
+    ///
+    /// # Panics
+    ///
+    /// If it is longer than [`Key::SCOPE_BYTES_MAX`], 255 bytes: no request would ever be served.
     pub fn shared_scope(self, scope: impl AsRef<[u8]>) -> IdempotencyLayer<Scoped> {
         let scope: Arc<[u8]> = scope.as_ref().into();
+        let (bytes, bytes_max) = (scope.len(), Key::SCOPE_BYTES_MAX);
+        assert!(bytes <= bytes_max, "the shared scope has {bytes} bytes, more than {bytes_max}");
         self.scope(move |_| Some(Arc::clone(&scope)))
     }
 }
@@ -216,6 +233,25 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.required = Arc::new(required))
     }
 
+    /// Which address a request was sent to, where the one that the layer sees is only a part of it: its path and query
+    /// make the fingerprint. A layer inside a router that axum nests in another has to say so, since axum takes the prefix
+    /// away: otherwise `/accounts/1/charges` and `/accounts/2/charges` are the same request to it. Default, and where the
+    /// function gives `None`, the URI of the request.
+    ///
+    /// ```
+    /// use axum::extract::OriginalUri;
+    /// use keyonce::http::IdempotencyLayer;
+    ///
+    /// # fn check(store: keyonce::Store) {
+    /// let layer = IdempotencyLayer::new(store)
+    ///     .uri(|request| request.extensions.get().map(|OriginalUri(whole)| whole.clone()));
+    /// # let _ = layer;
+    /// # }
+    /// ```
+    pub fn uri(self, uri: impl Fn(&request::Parts) -> Option<Uri> + Send + Sync + 'static) -> Self {
+        self.with(|config| config.uri = Some(Arc::new(uri)))
+    }
+
     /// What makes two requests the same. Default [`Recipe::new`].
     pub fn recipe(self, recipe: Recipe) -> Self {
         self.with(|config| config.recipe = recipe)
@@ -247,11 +283,11 @@ impl<S> IdempotencyLayer<S> {
 
     /// How long a retry waits for the answer of the request that is running, before it is told 409. Default 0.
     pub fn wait(self, at_most: Duration) -> Self {
-        self.with(|config| config.with = config.with.clone().wait(at_most))
+        self.with(|config| config.wait = at_most)
     }
 
-    /// How long a request counts as running without a sign of life; it is renewed at each half while the request runs.
-    /// `Retry-After` tells what is left of it. Default 30 s.
+    /// How long a request counts as running without a sign of life. While it runs that is renewed at every moment, so it is
+    /// what `Retry-After` tells; and a client that takes no frame of a body for so long counts as gone. Default 30 s.
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|config| {
             config.lease = lease;
@@ -260,9 +296,13 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// How long the lease of a running request is renewed. A request that hangs for longer no longer counts as running:
-    /// its key is interrupted, and its answer still counts if it comes before anybody took over. Default 1 h.
+    /// its key is interrupted, and its answer still counts if it comes before anybody took over. A body that nobody listens
+    /// to any more is dropped then. Default 1 h; above 0, to 100 years.
     pub fn run_at_most(self, at_most: Duration) -> Self {
-        self.with(|config| config.run_at_most = at_most)
+        self.with(|config| {
+            config.run_at_most = at_most;
+            config.with = config.with.clone().renew_while_held(at_most);
+        })
     }
 
     /// How long answers are remembered. Default the store's window, which is the longest.
@@ -275,8 +315,8 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.with = config.with.clone().durability(durability))
     }
 
-    /// What an answer means for the key, by its status. Default [`Verdict::by_status`]. A [`Verdict`] in the extensions of
-    /// the response goes before it.
+    /// What an answer means for the key, by its head: status, header lines, extensions. Default [`Verdict::by_head`]. A
+    /// [`Verdict`] in the extensions of the response goes before it.
     ///
     /// ```
     /// use keyonce::http::{IdempotencyLayer, Verdict};
@@ -284,11 +324,11 @@ impl<S> IdempotencyLayer<S> {
     /// # fn check(store: keyonce::Store) {
     /// // For work that has no effect when it fails.
     /// let layer = IdempotencyLayer::new(store)
-    ///     .verdict(|status| if status.is_server_error() { Verdict::Release } else { Verdict::by_status(status) });
+    ///     .verdict(|head| if head.status.is_server_error() { Verdict::Release } else { Verdict::by_head(head) });
     /// # let _ = layer;
     /// # }
     /// ```
-    pub fn verdict(self, verdict: impl Fn(StatusCode) -> Verdict + Send + Sync + 'static) -> Self {
+    pub fn verdict(self, verdict: impl Fn(&response::Parts) -> Verdict + Send + Sync + 'static) -> Self {
         self.with(|config| config.verdict = Arc::new(verdict))
     }
 
@@ -372,7 +412,8 @@ impl<S> IdempotencyLayer<S> {
     /// `idempotency_error`, and a request in flight 409 with the code `idempotency_key_in_use`. What is set after it goes
     /// before it.
     pub fn stripe(self) -> Self {
-        self.methods([Method::POST]).required(false).verdict(Verdict::by_status_as_stripe).with(|config| {
+        self.methods([Method::POST]).required(false).with(|config| {
+            config.verdict = Arc::new(|head| Verdict::by_status_as_stripe(head.status));
             config.marker = HeaderName::from_static("idempotent-replayed");
             config.dialect = Dialect::Stripe;
         })
@@ -394,6 +435,30 @@ impl<S> Layer<S> for IdempotencyLayer<Scoped> {
 
     fn layer(&self, inner: S) -> Self::Service {
         Idempotency::new(inner, self.config.clone(), self.scope.clone())
+    }
+}
+
+impl Config {
+    /// What is stored of an answer: the chosen lines, and the rest as it is cleaned.
+    pub(super) fn stored(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: Bytes,
+        trailers: Option<&HeaderMap>,
+    ) -> Answer {
+        let stored_headers = &self.stored_headers;
+        let (headers, trailers) = (stored_headers.of(headers), trailers.map(|trailers| stored_headers.of(trailers)));
+        let mut stored = Answer { status, headers, body, trailers };
+        if let Some(clean) = &self.clean {
+            let bytes = stored.body.len();
+            clean(&mut stored);
+            // The length that the first client was told is not that of what is left.
+            if stored.body.len() != bytes && stored.headers.contains_key(CONTENT_LENGTH) {
+                stored.headers = without(&stored.headers, &[CONTENT_LENGTH]);
+            }
+        }
+        stored
     }
 }
 

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use http::StatusCode;
 use http::header::{
-    AUTHORIZATION, CONNECTION, COOKIE, DATE, HeaderMap, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, COOKIE, DATE, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
 };
+use http::{StatusCode, response};
 
 use super::Answer;
 
 /// What an answer of the inner service means for the key.
 ///
-/// The layer judges by status; a handler that knows better puts a verdict into its response's extensions:
+/// The layer judges by the head of the answer; a handler that knows better puts a verdict into its response's extensions:
 ///
 /// ```
 /// use keyonce::http::Verdict;
@@ -34,22 +34,23 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The default: 401, 403, 408, 413, 415, 422 and 429 release, since they are said before the work begins; every
-    /// other answer is kept, 5xx as well, since the work may have had its effect. A protocol switch has no body to keep.
-    /// Of gRPC, whose status is always 200, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release.
+    /// The default: [`by_status`](Self::by_status); and of gRPC, whose HTTP status is always 200, `PERMISSION_DENIED`,
+    /// `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release, where the answer has no message.
+    pub fn by_head(head: &response::Parts) -> Self {
+        match head.headers.get("grpc-status").map(HeaderValue::as_bytes) {
+            Some(b"7" | b"8" | b"16") => Self::Release,
+            _ => Self::by_status(head.status),
+        }
+    }
+
+    /// 401, 403, 408, 413, 415, 422 and 429 release, since they are said before the work begins; every other answer is
+    /// kept, 5xx as well, since the work may have had its effect. A protocol switch has no body to keep.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             401 | 403 | 408 | 413 | 415 | 422 | 429 => Self::Release,
             100..=199 => Self::KeepWithoutBody,
             _ => Self::Keep,
         }
-    }
-
-    /// What gRPC refuses before the work begins: `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`, in an
-    /// answer that has no message. Every other answer of gRPC has the HTTP status 200.
-    pub(super) fn by_grpc(headers: &HeaderMap) -> Option<Self> {
-        let code = headers.get("grpc-status")?.as_bytes();
-        [b"7".as_slice(), b"8", b"16"].contains(&code).then_some(Self::Release)
     }
 
     /// Stripe's rule: once the work has begun its first status and body are final, whatever they are. 401 and 429 are
@@ -76,8 +77,7 @@ pub struct Reference(
     pub String,
 );
 
-/// Which header lines of an answer are stored and replayed; of its trailers, too. A list of what is stored alone has to name
-/// what clients cannot read the body without: `Content-Type`, `Content-Encoding`, of gRPC the trailer `grpc-status`.
+/// Which header lines of an answer are stored and replayed; of its trailers, too.
 ///
 /// Those of one connection never are: `Connection` and what it names, `Keep-Alive`, `Proxy-Connection`, `TE`,
 /// `Transfer-Encoding`, `Upgrade`.
@@ -109,9 +109,11 @@ impl StoredHeaders {
         Self { listed: names.into_iter().map(|name| name.as_str().to_owned()).collect(), allow: false }
     }
 
-    /// These alone.
+    /// These alone, and what clients cannot read the body without: `Content-Type`, `Content-Encoding`, of gRPC the
+    /// trailer `grpc-status`.
     pub fn only(names: impl IntoIterator<Item = HeaderName>) -> Self {
-        Self { allow: true, ..Self::all_but(names) }
+        let of_body = [CONTENT_TYPE, CONTENT_ENCODING, HeaderName::from_static("grpc-status")];
+        Self { allow: true, ..Self::all_but(names.into_iter().chain(of_body)) }
     }
 
     /// One more that is not stored.
@@ -166,7 +168,7 @@ fn is_of_connection(name: &HeaderName) -> bool {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one is made, and looked at, each time that a key was interrupted")]
 pub enum Found {
-    /// It was done: this is the answer, for this request and all retries.
+    /// It was done: this is the answer, for this request and all retries, as far as the layer stores it.
     Done(Answer),
     /// Nothing happened and nothing will: it is run, as if it were new.
     NothingHappened,
@@ -178,8 +180,6 @@ pub enum Found {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     #[test]
@@ -204,6 +204,7 @@ mod tests {
             ("x-hop", "1"),
             ("date", "now"),
             ("transfer-encoding", "chunked"),
+            ("content-encoding", "gzip"),
             ("x-second", "2"),
             ("x-first", "3"),
         ];
@@ -211,10 +212,11 @@ mod tests {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let names = |headers: &HeaderMap| headers.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
-        assert_eq!(names(&StoredHeaders::new().of(&headers)), ["x-first", "x-first", "x-second"]);
+        assert_eq!(names(&StoredHeaders::new().of(&headers)), ["x-first", "x-first", "content-encoding", "x-second"]);
         let with_cookies = StoredHeaders::new().allow(&SET_COOKIE).deny(&HeaderName::from_static("x-first"));
-        assert_eq!(names(&with_cookies.of(&headers)), ["set-cookie", "x-second"]);
+        assert_eq!(names(&with_cookies.of(&headers)), ["set-cookie", "content-encoding", "x-second"]);
         let only = StoredHeaders::only([HeaderName::from_static("x-hop"), HeaderName::from_static("x-second")]);
-        assert_eq!(names(&only.of(&headers)), ["x-second"]);
+        assert_eq!(names(&only.of(&headers)), ["content-encoding", "x-second"], "nobody can read the body without it");
+        assert_eq!(names(&only.deny(&CONTENT_ENCODING).of(&headers)), ["x-second"], "it was said aloud");
     }
 }

@@ -4,6 +4,7 @@
 //! the same input to the digest. The input begins with the version of the recipe; what it
 //! is made of is frozen by golden values in the tests.
 
+use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::request::Parts;
 
@@ -95,18 +96,23 @@ impl Recipe {
 
     /// The fingerprint of a request by this recipe.
     pub fn fingerprint(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
-        let mut head = self.head(parts);
+        self.fingerprint_at(&parts.uri, parts, body)
+    }
+
+    /// The fingerprint of a request that was sent to this address.
+    pub(super) fn fingerprint_at(&self, uri: &Uri, parts: &Parts, body: &[u8]) -> Fingerprint {
+        let mut head = self.head(uri, parts);
         let json = match self.body {
             BodyPart::Left => return Fingerprint::of(head),
             BodyPart::Bytes => None,
             BodyPart::Json => Some(body).filter(|_| is_json(parts)).and_then(canonical),
         };
         frame(&mut head, if json.is_some() { "json" } else { "body" });
-        Fingerprint::builder().part(head).part(json.as_deref().unwrap_or(body)).finish()
+        Fingerprint::of_parts([&head, json.as_deref().unwrap_or(body)])
     }
 
     /// The version and the chosen parts but the body, each framed by its length.
-    fn head(&self, parts: &Parts) -> Vec<u8> {
+    fn head(&self, uri: &Uri, parts: &Parts) -> Vec<u8> {
         let mut head = Vec::with_capacity(256);
         frame(&mut head, VERSION);
         if self.method {
@@ -115,12 +121,12 @@ impl Recipe {
         }
         if self.path {
             frame(&mut head, "path");
-            frame(&mut head, parts.uri.path());
+            frame(&mut head, uri.path());
         }
         if self.query {
             // A query that is empty is another request target than none.
-            frame(&mut head, if parts.uri.query().is_some() { "query" } else { "no query" });
-            frame(&mut head, parts.uri.query().unwrap_or_default());
+            frame(&mut head, if uri.query().is_some() { "query" } else { "no query" });
+            frame(&mut head, uri.query().unwrap_or_default());
         }
         if self.content_type {
             lines(&mut head, parts, &CONTENT_TYPE);

@@ -5,8 +5,7 @@
 //!
 //! This is the one file that needs a runtime: tokio's, which axum, tonic and hyper's own examples run on.
 
-use std::convert::Infallible;
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -14,16 +13,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
 use super::Answer;
-use super::answer::without;
 use super::body::{Body, BoxError, Piece, Read, Whole, next_frame, read_up_to};
 use super::layer::Config;
 use super::policy::{Reference, Verdict};
@@ -31,7 +28,7 @@ use super::problem::{Dialect, Problem};
 use super::service::{retry_after, tell};
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
-use crate::reservation::{Attempt, Completion, NotStored, Reservation};
+use crate::reservation::{Completion, NotStored, Reservation};
 
 /// How many frames of a body that is passed on may wait for the client.
 const FRAMES_WAITING_MAX: usize = 4;
@@ -111,23 +108,17 @@ where
     B: Send + 'static,
     O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let now = Instant::now();
-    let mut work = Work {
-        lease: Lease {
-            attempt: reservation.attempt_view(),
-            of: config.lease,
-            renew_at: now + config.lease / 2,
-            until: now + config.run_at_most,
-        },
-        running: config.runs.enter(),
-        config: Arc::clone(config),
-        dialect,
-        reservation,
-    };
-    parts.extensions.insert(work.lease.attempt.clone());
+    parts.extensions.insert(reservation.attempt_view());
+    let begun = Instant::now();
+    let work = Work { running: config.runs.enter(), config: Arc::clone(config), dialect, reservation, begun };
     let request = Request::from_parts(parts, Body::held(body.data, body.trailers));
     tokio::spawn(async move {
-        let served = work.lease.renewed_while(async { inner.call(request).await }).await;
+        // One that has waited for another's answer is a clone that was not asked yet; to ask again costs nothing.
+        if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
+            work.give_back().await;
+            return Err(error);
+        }
+        let served = inner.call(request).await;
         work.answer(served).await
     })
 }
@@ -146,56 +137,13 @@ pub(super) async fn answer_of<O, E>(
     }
 }
 
-/// The lease of a run.
-struct Lease {
-    attempt: Attempt,
-    of: Duration,
-    /// When it is renewed next: half a lease after the last time, however many things are done one after the other.
-    renew_at: Instant,
-    /// Until when it is renewed.
-    until: Instant,
-}
-
-impl Lease {
-    /// Renews the lease while something is done.
-    async fn renewed_while<T>(&mut self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        // Work that is ready at once needs no timer.
-        let (mut lease, mut renewing) = (Some(self), None);
-        poll_fn(|cx| {
-            let done = work.as_mut().poll(cx);
-            if done.is_pending() {
-                if let Some(lease) = lease.take() {
-                    renewing = Some(Box::pin(lease.renew()));
-                }
-                if let Some(renewing) = &mut renewing {
-                    let Poll::Pending = renewing.as_mut().poll(cx);
-                }
-            }
-            done
-        })
-        .await
-    }
-
-    async fn renew(&mut self) -> Infallible {
-        while Instant::now() < self.until {
-            sleep_until(self.renew_at).await;
-            match self.attempt.renew_async(self.of).await {
-                Ok(Completion::Done) => self.renew_at = Instant::now() + self.of / 2,
-                // Whoever completes will be told the same.
-                Ok(Completion::Superseded) | Err(_) => break,
-            }
-        }
-        pending().await
-    }
-}
-
 /// What a run holds.
 struct Work {
     config: Arc<Config>,
     dialect: Dialect,
+    /// It renews its own lease, also while a handler blocks the thread that it is polled on.
     reservation: Reservation,
-    lease: Lease,
+    begun: Instant,
     running: Running,
 }
 
@@ -212,15 +160,13 @@ impl Work {
                 return Err(error);
             }
         };
-        let said = response.extensions().get::<Verdict>().copied();
-        let by_rule = || match Verdict::by_grpc(response.headers()) {
-            Some(verdict) => verdict,
-            None => (self.config.verdict)(response.status()),
-        };
-        Ok(match said.unwrap_or_else(by_rule) {
+        let (head, body) = response.into_parts();
+        let said = head.extensions.get::<Verdict>().copied();
+        let verdict = said.unwrap_or_else(|| (self.config.verdict)(&head));
+        let response = Response::from_parts(head, body);
+        Ok(match verdict {
             Verdict::Release => {
-                // Should the release fail, the key is interrupted: safe, and nothing for this client to know.
-                let _given_back = Box::pin(self.reservation.release_async()).await.is_ok();
+                Box::pin(self.give_back()).await;
                 response.map(Body::passed)
             }
             Verdict::Interrupt => {
@@ -235,6 +181,11 @@ impl Work {
         })
     }
 
+    /// Nothing happened. Should the release fail, the key is interrupted: safe, and nothing for this client to know.
+    async fn give_back(self) {
+        let _given_back = self.reservation.release_async().await.is_ok();
+    }
+
     /// A protocol is switched: what follows on the connection is no answer.
     async fn switch<O>(self, response: Response<O>) -> Response<Body<O>> {
         let (parts, body) = response.into_parts();
@@ -246,7 +197,7 @@ impl Work {
     }
 
     /// Stores the answer, or if it is too large that it was there, and gives it on.
-    async fn keep<O>(mut self, response: Response<O>, keep_body: bool) -> Response<Body<O>>
+    async fn keep<O>(self, response: Response<O>, keep_body: bool) -> Response<Body<O>>
     where
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
     {
@@ -254,7 +205,7 @@ impl Work {
         let mut body = Box::pin(body);
         let read = match (self.config.streams)(&parts) {
             true => Ok(Read::Over { begun: Bytes::new() }),
-            false => self.lease.renewed_while(read_up_to(body.as_mut(), self.config.response_bytes_max)).await,
+            false => read_up_to(body.as_mut(), self.config.response_bytes_max).await,
         };
         match read {
             Ok(Read::Whole(whole)) => self.keep_whole(parts, whole, keep_body).await,
@@ -295,11 +246,21 @@ impl Work {
     ///
     /// The last frame of a body that says that it is the last goes out when that is stored: over HTTP/1 a client that
     /// was told the length takes the answer for whole as soon as it has so many bytes.
-    async fn pipe<O>(mut self, outcome: Outcome, begun: Bytes, body: Pin<Box<O>>, pieces: mpsc::Sender<Piece>)
+    async fn pipe<O>(self, outcome: Outcome, begun: Bytes, mut body: Pin<Box<O>>, pieces: mpsc::Sender<Piece>)
     where
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send,
     {
-        let passed = self.lease.renewed_while(pass_on(begun, body, &pieces)).await;
+        let patience = self.config.lease;
+        let passing = pass_on(begun, body.as_mut(), &pieces, patience);
+        let (listener, passed) = match unless(pieces.closed(), passing).await.flatten() {
+            Some(passed) => (Some(pieces), passed),
+            // Should the client read again, what it missed is missing: no end is told, so it takes nothing for whole.
+            None => {
+                drop(pieces);
+                let drained = timeout_at(self.begun + self.config.run_at_most, drain(body)).await;
+                (None, drained.unwrap_or_else(|_| Err("nobody listens, and it does not end".into())))
+            }
+        };
         let (held_back, last) = match passed {
             Ok(held_back) => match outcome.store(self.reservation).await {
                 Ok(Completion::Done) => (held_back, Piece::End),
@@ -313,40 +274,60 @@ impl Work {
         };
         // A client that does not read does not keep a shutdown waiting: the run has come to its end.
         drop(self.running);
-        for piece in held_back.map(Piece::Frame).into_iter().chain([last]) {
-            let _listened = pieces.send(piece).await.is_ok();
+        if let Some(pieces) = listener {
+            for piece in held_back.map(Piece::Frame).into_iter().chain([last]) {
+                let _listened = pieces.send(piece).await.is_ok();
+            }
         }
     }
 }
 
-/// Sends a body on, frame by frame; from when nobody listens, to nobody. The last frame of a body that says that it is
-/// the last is given back.
+/// Sends a body on, frame by frame; `None` as soon as a frame was not taken in time. The last frame of a body that says
+/// that it is the last is given back.
 async fn pass_on<O>(
     begun: Bytes,
-    mut body: Pin<Box<O>>,
+    mut body: Pin<&mut O>,
     pieces: &mpsc::Sender<Piece>,
-) -> Result<Option<Frame<Bytes>>, BoxError>
+    patience: Duration,
+) -> Option<Result<Option<Frame<Bytes>>, BoxError>>
 where
     O: HttpBody<Error: Into<BoxError>>,
 {
-    let mut listener = Some(pieces);
     let mut frame = Some(begun).filter(|begun| !begun.is_empty()).map(Frame::data);
     loop {
         let may_be_last = body.is_end_stream() || body.size_hint().exact() == Some(0);
-        if !may_be_last {
-            offer(&mut listener, frame.take()).await;
+        let sent = if may_be_last { None } else { frame.take() };
+        if let Some(sent) = sent {
+            pieces.send_timeout(Piece::Frame(sent), patience).await.ok()?;
         }
-        let Some(next) = next_frame(body.as_mut()).await else { return Ok(frame) };
-        offer(&mut listener, frame.replace(next?)).await;
+        let next = match next_frame(body.as_mut()).await {
+            Some(Ok(next)) => next,
+            Some(Err(error)) => return Some(Err(error)),
+            None => return Some(Ok(frame)),
+        };
+        if let Some(sent) = frame.replace(next) {
+            pieces.send_timeout(Piece::Frame(sent), patience).await.ok()?;
+        }
     }
 }
 
-async fn offer(listener: &mut Option<&mpsc::Sender<Piece>>, frame: Option<Frame<Bytes>>) {
-    if let (Some(pieces), Some(frame)) = (*listener, frame)
-        && pieces.send(Piece::Frame(frame)).await.is_err()
-    {
-        *listener = None;
-    }
+/// Hears a body to its end.
+async fn drain<O>(mut body: Pin<Box<O>>) -> Result<Option<Frame<Bytes>>, BoxError>
+where
+    O: HttpBody<Error: Into<BoxError>>,
+{
+    while next_frame(body.as_mut()).await.transpose()?.is_some() {}
+    Ok(None)
+}
+
+/// What the work gives; `None` if it is over before.
+async fn unless<T>(over: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
+    let (mut over, mut work) = (pin!(over), pin!(work));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => over.as_mut().poll(cx).map(|()| None),
+    })
+    .await
 }
 
 /// What a retry is to be told.
@@ -361,20 +342,7 @@ struct Outcome {
 
 impl Outcome {
     fn of(config: &Config, parts: &response::Parts, whole: Whole, keep_body: bool) -> Self {
-        let mut answer = Answer {
-            status: parts.status,
-            headers: config.stored_headers.of(&parts.headers),
-            body: whole.data,
-            trailers: whole.trailers.map(|trailers| config.stored_headers.of(&trailers)),
-        };
-        if let Some(clean) = &config.clean {
-            let bytes = answer.body.len();
-            clean(&mut answer);
-            // The length that the first client was told is not that of what is left.
-            if answer.body.len() != bytes && answer.headers.contains_key(CONTENT_LENGTH) {
-                answer.headers = without(&answer.headers, &[CONTENT_LENGTH]);
-            }
-        }
+        let answer = config.stored(parts.status, &parts.headers, whole.data, whole.trailers.as_ref());
         let reference = parts.extensions.get::<Reference>().map(|Reference(reference)| reference.clone());
         Self {
             kept: keep_body.then(|| answer.to_bytes()).flatten(),

@@ -17,17 +17,17 @@ use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::Answer;
 use super::body::{Body, BoxError, Read, Whole, read_up_to};
 use super::header::key_in;
 use super::layer::{Config, Reconcile, Scoped, WhenInterrupted};
 use super::policy::Found;
 use super::problem::{Dialect, Problem};
 use super::run::{answer_of, run};
+use super::{Answer, Recipe};
 use crate::error::{Error, ErrorKind};
-use crate::key::Key;
+use crate::key::{Fingerprint, Key};
 use crate::options::ReserveOptions;
-use crate::reservation::{Body as Stored, Completion, Interrupted, Response as Kept};
+use crate::reservation::{Attempt, Body as Stored, Completion, Interrupted, Response as Kept};
 use crate::store::Reserve;
 
 /// When to come back to a store that cannot answer and does not say when it will.
@@ -78,21 +78,18 @@ where
         if !config.methods.contains(request.method()) {
             return Kind::Passed { future: inner.call(request.map(Body::passed)) }.into();
         }
-        let key = key_in(request.headers(), &config.header, config.bare_keys);
         let (parts, body) = request.into_parts();
-        let problem = match key {
-            Ok(Some(id)) => {
-                let asks = Asks { config: Arc::clone(config), scope: self.scope.clone(), parts, id };
-                return Kind::Guarded { future: Box::pin(asks.judge(inner, body)) }.into();
+        match config.key_of(&self.scope, &parts) {
+            Ok(Some(key)) if !config.runs_already(&key, &parts) => {
+                let asks = Asks { config: Arc::clone(config), parts, key };
+                Kind::Guarded { future: Box::pin(asks.judge(inner, body)) }.into()
             }
-            Ok(None) if !(config.required)(&parts) => {
+            Ok(_) => {
                 let request = Request::from_parts(parts, Body::passed(body));
-                return Kind::Passed { future: inner.call(request) }.into();
+                Kind::Passed { future: inner.call(request) }.into()
             }
-            Ok(None) => Problem::KeyMissing,
-            Err(invalid) => Problem::KeyInvalid { why: invalid.to_string() },
-        };
-        Kind::Told { response: Some(tell(config.dialect.of(&parts.headers), problem)) }.into()
+            Err(problem) => Kind::Told { response: Some(tell(config.dialect.of(&parts.headers), problem)) }.into(),
+        }
     }
 }
 
@@ -152,72 +149,76 @@ where
 /// A request with a key.
 struct Asks {
     config: Arc<Config>,
-    scope: Scoped,
     parts: request::Parts,
-    id: Vec<u8>,
+    key: Key,
 }
 
 impl Asks {
-    async fn judge<S, B, O>(self, inner: S, body: B) -> Result<Response<Body<O>>, S::Error>
+    async fn judge<S, B, O>(self, mut inner: S, body: B) -> Result<Response<Body<O>>, S::Error>
     where
-        S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Send + 'static,
+        S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Clone + Send + 'static,
         B: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
         O: HttpBody<Data: Send, Error: Into<BoxError>> + Send + 'static,
     {
-        let judged = match self.body_and_key(body).await {
-            Ok((body, key)) => self.settle(&key, &body).await.map(|reserve| (reserve, body, key)),
+        let judged = match self.whole(body).await {
+            Ok(body) => self.settle(&body, &mut inner).await.map(|reserve| (reserve, body)),
             Err(problem) => Err(problem),
         };
         let dialect = self.config.dialect.of(&self.parts.headers);
         let told = match judged {
-            Ok((Reserve::Fresh(reservation), body, _)) => {
+            Ok((Reserve::Fresh(reservation), body)) => {
                 let Self { config, parts, .. } = self;
                 let task = run(&config, dialect, reservation, inner, parts, body);
                 return answer_of(task, dialect).await;
             }
-            Ok((Reserve::Replay(kept), _, key)) => return Ok(self.config.replay(&self.parts, &key, &kept)),
-            Ok((Reserve::InFlight(running), ..)) => Problem::InFlight { retry_after: running.retry_after() },
-            Ok((Reserve::Interrupted(unknown), ..)) => {
+            Ok((Reserve::Replay(kept), _)) => return Ok(self.config.replay(&self.parts, &self.key, &kept)),
+            Ok((Reserve::InFlight(running), _)) => Problem::InFlight { retry_after: running.retry_after() },
+            Ok((Reserve::Interrupted(unknown), _)) => {
                 Problem::Interrupted { attempt: unknown.attempt, since: unknown.since }
             }
-            Ok((Reserve::Mismatch(other), ..)) => {
-                Problem::Mismatch { first_seen: other.first_seen, state: other.state }
-            }
-            Ok((Reserve::TooOld(old), ..)) => Problem::TooOld { retention: old.retention },
+            Ok((Reserve::Mismatch(other), _)) => Problem::Mismatch { first_seen: other.first_seen, state: other.state },
+            Ok((Reserve::TooOld(old), _)) => Problem::TooOld { retention: old.retention },
             Err(problem) => problem,
         };
         Ok(tell(dialect, told))
     }
 
-    /// Holds the body, then says what the key is.
-    async fn body_and_key<B>(&self, body: B) -> Result<(Whole, Key), Problem>
+    /// Holds the body.
+    async fn whole<B>(&self, body: B) -> Result<Whole, Problem>
     where
         B: HttpBody<Error: Into<BoxError>>,
     {
         let bytes_max = self.config.request_bytes_max;
-        let scope = (self.scope.0)(&self.parts).ok_or(Problem::ScopeUnknown)?;
-        // The id was checked when it was read, so what does not fit is the scope.
-        let key = Key::new(scope, &self.id).map_err(|_| Problem::ScopeUnknown)?;
         let mut body = std::pin::pin!(body);
         match read_up_to(body.as_mut(), bytes_max).await {
             // Over HTTP/2 a client may end a body with less than it has announced, and hyper tells of no error.
             Ok(Read::Whole(_)) if body.size_hint().lower() > 0 => Err(Problem::BodyUnreadable),
-            Ok(Read::Whole(whole)) => Ok((whole, key)),
+            Ok(Read::Whole(whole)) => Ok(whole),
             Ok(Read::Over { .. }) => Err(Problem::BodyTooLarge { bytes_max }),
             Err(_) => Err(Problem::BodyUnreadable),
         }
     }
 
-    /// Asks the store, and for a key that is interrupted whoever may know what became of it.
-    async fn settle(&self, key: &Key, body: &Whole) -> Result<Reserve, Problem> {
-        let with = match self.config.issued_at.as_ref().and_then(|issued_at| issued_at(&self.parts, &self.id)) {
+    /// Asks the store, waits for who is at work, and asks whoever may know what became of a key that is interrupted. Who
+    /// does not run yet keeps nobody else from being served: a clone of the inner service is asked anew whether it is ready.
+    async fn settle<S: Clone>(&self, body: &Whole, inner: &mut S) -> Result<Reserve, Problem> {
+        let with = match self.config.issued_at.as_ref().and_then(|issued_at| issued_at(&self.parts, self.key.id())) {
             Some(issued_at) => self.config.with.clone().issued_at(issued_at),
             None => self.config.with.clone(),
         };
         // What is seldom done stands in boxes of its own: the smaller a future, the less it costs to move it about.
-        match (self.ask(key, body, &with).await?, &self.config.when_interrupted) {
+        let reserve = match self.ask(body, &with).await? {
+            Reserve::InFlight(running) if !self.config.wait.is_zero() => {
+                *inner = inner.clone();
+                Box::pin(running.wait_async(self.config.wait)).await.map_err(unavailable)?
+            }
+            other => other,
+        };
+        match (reserve, &self.config.when_interrupted) {
             (Reserve::Interrupted(unknown), WhenInterrupted::Reconcile(reconcile)) => {
-                Box::pin(self.reconcile(unknown, &**reconcile, key, body, &with)).await
+                *inner = inner.clone();
+                let with = with.wait(self.config.wait);
+                Box::pin(self.reconcile(unknown, &**reconcile, body, &with)).await
             }
             (other, _) => Ok(other),
         }
@@ -228,15 +229,14 @@ impl Asks {
         &self,
         mut unknown: Interrupted,
         reconcile: &Reconcile,
-        key: &Key,
         body: &Whole,
         with: &ReserveOptions,
     ) -> Result<Reserve, Problem> {
         for _ in 0..ROUNDS_MAX {
-            let found = reconcile(key.clone(), unknown.info().clone()).await;
-            let reserve = match act_on(found, unknown).await? {
+            let found = reconcile(self.key.clone(), unknown.info().clone()).await;
+            let reserve = match self.act_on(found, unknown).await? {
                 Some(reserve) => reserve,
-                None => self.ask(key, body, with).await?,
+                None => self.ask(body, with).await?,
             };
             match reserve {
                 Reserve::Interrupted(again) => unknown = again,
@@ -246,51 +246,53 @@ impl Asks {
         Ok(Reserve::Interrupted(unknown))
     }
 
-    async fn ask(&self, key: &Key, body: &Whole, with: &ReserveOptions) -> Result<Reserve, Problem> {
+    async fn ask(&self, body: &Whole, with: &ReserveOptions) -> Result<Reserve, Problem> {
         let config = &self.config;
-        let fingerprint = config.recipe.fingerprint(&self.parts, &body.data);
-        match config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
+        let fingerprint = self.fingerprint(&config.recipe, body);
+        match config.store.reserve_with_async(&self.key, fingerprint, with).await.map_err(unavailable)? {
             Reserve::Mismatch(other) if !config.accept_also.is_empty() => {
-                let earlier = Box::pin(self.ask_by_earlier_recipes(key, body, with)).await?;
+                let earlier = Box::pin(self.ask_by_earlier_recipes(body, with)).await?;
                 Ok(earlier.unwrap_or(Reserve::Mismatch(other)))
             }
             told => Ok(told),
         }
     }
 
+    fn fingerprint(&self, recipe: &Recipe, body: &Whole) -> Fingerprint {
+        let whole = self.config.uri.as_ref().and_then(|uri| uri(&self.parts));
+        recipe.fingerprint_at(whole.as_ref().unwrap_or(&self.parts.uri), &self.parts, &body.data)
+    }
+
     /// As the request would have been stored by an earlier release; `None` if it is a mismatch by each.
-    async fn ask_by_earlier_recipes(
-        &self,
-        key: &Key,
-        body: &Whole,
-        with: &ReserveOptions,
-    ) -> Result<Option<Reserve>, Problem> {
+    async fn ask_by_earlier_recipes(&self, body: &Whole, with: &ReserveOptions) -> Result<Option<Reserve>, Problem> {
         for earlier in &self.config.accept_also {
-            let fingerprint = earlier.fingerprint(&self.parts, &body.data);
-            match self.config.store.reserve_with_async(key, fingerprint, with).await.map_err(unavailable)? {
+            let fingerprint = self.fingerprint(earlier, body);
+            match self.config.store.reserve_with_async(&self.key, fingerprint, with).await.map_err(unavailable)? {
                 Reserve::Mismatch(_) => {}
                 other => return Ok(Some(other)),
             }
         }
         Ok(None)
     }
-}
 
-/// Does what was found out about an interrupted key; `None` when the key has to be asked for again.
-async fn act_on(found: Found, unknown: Interrupted) -> Result<Option<Reserve>, Problem> {
-    let told = Problem::Interrupted { attempt: unknown.attempt, since: unknown.since };
-    let acted = match found {
-        Found::Unknown => return Err(told),
-        Found::RunAgain => return unknown.take_over_async().await.map(Some).map_err(unavailable),
-        Found::NothingHappened => unknown.release_async().await,
-        Found::Done(answer) => match answer.to_bytes() {
-            Some(stored) => unknown.resolve_async(&stored).await,
-            None => return Err(told),
-        },
-    };
-    match acted {
-        Ok(Completion::Done | Completion::Superseded) => Ok(None),
-        Err(error) => Err(unavailable(error)),
+    /// Does what was found out about an interrupted key; `None` when the key has to be asked for again.
+    async fn act_on(&self, found: Found, unknown: Interrupted) -> Result<Option<Reserve>, Problem> {
+        let told = Problem::Interrupted { attempt: unknown.attempt, since: unknown.since };
+        let acted = match found {
+            Found::Unknown => return Err(told),
+            Found::RunAgain => return unknown.take_over_async().await.map(Some).map_err(unavailable),
+            Found::NothingHappened => unknown.release_async().await,
+            Found::Done(Answer { status, headers, body, trailers }) => {
+                match self.config.stored(status, &headers, body, trailers.as_ref()).to_bytes() {
+                    Some(stored) => unknown.resolve_async(&stored).await,
+                    None => return Err(told),
+                }
+            }
+        };
+        match acted {
+            Ok(Completion::Done | Completion::Superseded) => Ok(None),
+            Err(error) => Err(unavailable(error)),
+        }
     }
 }
 
@@ -332,6 +334,25 @@ fn tell_not_kept<O>(dialect: Dialect, answer: Answer) -> Response<Body<O>> {
 }
 
 impl Config {
+    /// The key of a request; `None` where it has none and needs none.
+    fn key_of(&self, scope: &Scoped, parts: &request::Parts) -> Result<Option<Key>, Problem> {
+        let id = key_in(&parts.headers, &self.header, self.bare_keys)
+            .map_err(|invalid| Problem::KeyInvalid { why: invalid.to_string() })?;
+        let Some(id) = id else {
+            return if (self.required)(parts) { Err(Problem::KeyMissing) } else { Ok(None) };
+        };
+        let scope = (scope.0)(parts).ok_or(Problem::ScopeUnknown)?;
+        // The id was checked when it was read, so what does not fit is the scope.
+        Key::new(scope, id).map(Some).map_err(|_| Problem::ScopeUnknown)
+    }
+
+    /// Whether a layer around this one has reserved the key for this request: then its work is guarded already, and to
+    /// ask again would be to meet itself.
+    fn runs_already(&self, key: &Key, parts: &request::Parts) -> bool {
+        let around = parts.extensions.get::<Attempt>();
+        around.is_some_and(|around| around.is_of(self.store.engine()) && around.key() == key)
+    }
+
     /// The answer that was stored, if this request may see it.
     fn replay<O>(&self, parts: &request::Parts, key: &Key, kept: &Kept) -> Response<Body<O>> {
         let dialect = self.dialect.of(&parts.headers);

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -11,7 +12,7 @@ use keyonce::http::{Reference, StoredHeaders, Verdict};
 use keyonce::{Body as Stored, Options, Reserve};
 use tower::{Layer, Service, ServiceExt};
 
-use super::scene::{Long, Piece, Shop, Told, in_pieces, post, request, run, send};
+use super::scene::{Long, Piece, Shop, Told, in_pieces, post, request, run, run_with_timers_that_jump, send};
 
 /// A service that answers in one way and counts.
 fn answering(
@@ -260,6 +261,68 @@ fn a_stream_is_passed_on_as_it_comes_and_done_at_its_end() {
     });
 }
 
+#[test]
+fn a_client_that_takes_no_frame_for_a_lease_counts_as_gone_and_never_takes_its_answer_for_whole() {
+    run_with_timers_that_jump(async {
+        let shop = Shop::open();
+        let answer = |_| Response::new(in_pieces([Piece::Data("0123456789"); 20]));
+        let layer = shop.layer().lease(Duration::from_secs(10)).response_bytes_max(5);
+        let runs = layer.runs();
+        let service = layer.layer(answering(&shop, answer));
+        let mut body = service.clone().oneshot(post("/", "abc")).await.unwrap().into_body();
+        // It reads slowly, and then not at all.
+        let mut heard = 0;
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_millis(9_900)).await;
+            heard += http_body_util::BodyExt::frame(&mut body).await.unwrap().unwrap().into_data().unwrap().len();
+        }
+        Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "InFlight");
+        tokio::time::timeout(Duration::from_millis(10_100), runs.drained()).await.expect("the run ends");
+        Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(200, "ResponseNotKept");
+        let broke_off = loop {
+            match http_body_util::BodyExt::frame(&mut body).await {
+                Some(Ok(frame)) => heard += frame.into_data().unwrap().len(),
+                Some(Err(_)) => break true,
+                None => break false,
+            }
+        };
+        assert!(broke_off && heard < 200, "heard {heard} of 200 bytes, broke off: {broke_off}");
+    });
+}
+
+#[test]
+fn a_stream_that_nobody_listens_to_is_dropped_when_it_may_not_run_any_longer() {
+    for silent in [true, false] {
+        run_with_timers_that_jump(async move {
+            let shop = Shop::open();
+            let (events, told) = tokio::sync::mpsc::channel(1);
+            let told = std::sync::Mutex::new(Some(told));
+            let answer = move |_| {
+                let body = Events(told.lock().unwrap().take().unwrap());
+                Response::builder().header("content-type", "text/event-stream").body(Body::new(body)).unwrap()
+            };
+            let layer = shop.layer().run_at_most(Duration::from_secs(600));
+            let runs = layer.runs();
+            let service = layer.layer(answering(&shop, answer));
+            let response = service.clone().oneshot(post("/", "abc")).await.unwrap();
+            let telling = events.clone();
+            let endless = tokio::spawn(async move {
+                while !silent && telling.send("data: 1\n\n").await.is_ok() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            });
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            drop(response);
+            assert!(tokio::time::timeout(Duration::from_secs(580), runs.drained()).await.is_err());
+            Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "InFlight");
+            tokio::time::timeout(Duration::from_secs(20), runs.drained()).await.expect("the run ends");
+            events.closed().await;
+            endless.await.unwrap();
+            Told::of(service.oneshot(post("/", "abc")).await.unwrap()).await.assert_problem(409, "Interrupted");
+        });
+    }
+}
+
 /// A body of events as they come.
 pub(super) struct Events(pub(super) tokio::sync::mpsc::Receiver<&'static str>);
 
@@ -341,13 +404,17 @@ fn refusals_from_before_the_work_give_the_key_back_and_all_other_answers_are_fin
 }
 
 #[test]
-fn a_function_of_the_status_and_the_handler_itself_may_say_otherwise() {
+fn a_function_of_the_head_and_the_handler_itself_may_say_otherwise() {
     run(async {
         let shop = Shop::open();
         let by = |verdict| {
-            shop.routes_with(shop.layer().verdict(move |status: StatusCode| {
-                if status.is_server_error() { verdict } else { Verdict::by_status(status) }
-            }))
+            shop.routes_with(
+                shop.layer().verdict(
+                    move |head| {
+                        if head.status.is_server_error() { verdict } else { Verdict::by_head(head) }
+                    },
+                ),
+            )
         };
         let release = by(Verdict::Release);
         for charge in ["charge 1", "charge 2"] {
@@ -610,7 +677,7 @@ fn of_an_answer_over_the_limit_no_more_is_held_than_the_limit_and_a_few_frames()
         let asked = Arc::new(AtomicU32::new(0));
         let answer = {
             let asked = Arc::clone(&asked);
-            move |_| Response::new(Long::new(&asked))
+            move |_| Response::new(Long::body(&asked))
         };
         let layer = shop.layer().response_bytes_max(100);
         let runs = layer.runs();

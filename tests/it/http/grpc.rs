@@ -1,6 +1,7 @@
 //! gRPC clients, who understand statuses of their own alone.
 
 use axum::response::Response;
+use keyonce::http::Verdict;
 use tower::{Layer, ServiceExt};
 
 use super::scene::{Shop, Told, request, run};
@@ -53,6 +54,33 @@ fn what_grpc_refuses_before_the_work_gives_the_key_back_and_its_other_errors_are
             }
             assert_eq!(shop.work.effects(), if [7, 8, 16].contains(&code) { 2 } else { 1 }, "code {code}");
         }
+    });
+}
+
+#[test]
+fn a_verdict_of_the_service_counts_for_grpc_as_well_and_sees_its_status() {
+    run(async {
+        let shop = Shop::open();
+        let work = shop.work.clone();
+        let handler = tower::service_fn(move |_: http::Request<_>| {
+            work.effect();
+            let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", "8");
+            async move { Ok::<_, std::convert::Infallible>(response.body(axum::body::Body::empty()).unwrap()) }
+        });
+        let service = shop.layer().verdict(|_| Verdict::Keep).layer(handler.clone());
+        for _ in 0..2 {
+            let told = Told::of(service.clone().oneshot(call("abc", "one")).await.unwrap()).await;
+            assert_eq!(told.header("grpc-status"), "8");
+        }
+        assert_eq!(shop.work.effects(), 1);
+        let by_code = shop.layer().verdict(|head| match head.headers["grpc-status"].as_bytes() {
+            b"8" => Verdict::Interrupt,
+            _ => Verdict::Keep,
+        });
+        let service = by_code.layer(handler);
+        assert_eq!(Told::of(service.clone().oneshot(call("b", "one")).await.unwrap()).await.header("grpc-status"), "8");
+        assert_eq!(Told::of(service.oneshot(call("b", "one")).await.unwrap()).await.header("grpc-status"), "10");
+        assert_eq!(shop.work.effects(), 2);
     });
 }
 

@@ -157,8 +157,22 @@ fn no_more_of_a_body_is_held_than_the_limit_and_one_frame() {
         let shop = Shop::open();
         let routes = shop.routes_with(shop.layer().request_bytes_max(100));
         let asked = Arc::new(AtomicU32::new(0));
-        let long = Request::post("/charges").header("idempotency-key", "abc").body(Long::new(&asked)).unwrap();
+        let long = Request::post("/charges").header("idempotency-key", "abc").body(Long::body(&asked)).unwrap();
         send(&routes, long).await.assert_problem(413, "BodyTooLarge");
         assert_eq!((asked.load(Ordering::SeqCst), shop.work.effects()), (11, 0));
+    });
+}
+
+#[test]
+fn a_shared_scope_that_is_too_long_is_refused_when_the_layer_is_made() {
+    run(async {
+        let shop = Shop::open();
+        let shared = |bytes| IdempotencyLayer::new(shop.store.clone()).shared_scope("s".repeat(bytes));
+        for bytes in [0, 254, 255] {
+            assert_eq!(send(&shop.routes_with(shared(bytes)), post("/charges", "abc")).await.status, 201);
+        }
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared(256))).unwrap_err();
+        let told = refused.downcast_ref::<String>().unwrap();
+        assert_eq!(told, "the shared scope has 256 bytes, more than 255");
     });
 }

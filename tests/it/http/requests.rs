@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use axum::Router;
+use axum::extract::OriginalUri;
 use http::Request;
 use keyonce::http::Recipe;
 use proptest::prelude::*;
@@ -39,6 +41,25 @@ fn another_method_path_query_content_type_or_body_under_the_same_key_is_a_mismat
         }
         sent(&routes, FIRST).await.assert_replays(&first);
         assert_eq!(shop.work.effects(), 1);
+    });
+}
+
+#[test]
+fn requests_under_two_prefixes_are_two_requests_to_a_layer_in_a_nested_router_that_is_told_the_whole_address() {
+    run(async {
+        let shop = Shop::open();
+        let layer = shop.layer().uri(|request| request.extensions.get().map(|OriginalUri(whole)| whole.clone()));
+        let routes = Router::new().nest("/accounts/{account}", shop.routes_with(layer));
+        let first = send(&routes, post("/accounts/1/charges?a=1", "abc")).await;
+        assert_eq!((first.status, first.text()), (201, "charge 1"));
+        for other in ["/accounts/2/charges?a=1", "/accounts/1/refunds?a=1", "/accounts/1/charges?a=2"] {
+            send(&routes, post(other, "abc")).await.assert_problem(422, "Mismatch");
+        }
+        send(&routes, post("/accounts/1/charges?a=1", "abc")).await.assert_replays(&first);
+        // A request that axum has nested nowhere is known by its own address.
+        let layer = shop.layer().uri(|_| None);
+        let told = send(&shop.routes_with(layer), post("/accounts/1/charges?a=1", "abc")).await;
+        assert_eq!((told.text(), told.is_replay()), ("charge 1", true));
     });
 }
 

@@ -6,8 +6,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
-use keyonce::http::Verdict;
+use keyonce::http::{IdempotencyLayer, Verdict};
 use keyonce::{Attempt, OnDrop, OnInterrupted, Options};
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt};
 
 use super::scene::{Piece, Shop, Told, in_pieces, post, request, run, run_with_timers_that_jump, send};
@@ -24,17 +25,13 @@ async fn begin_slow(shop: &Shop, routes: &axum::Router) -> tokio::task::JoinHand
 fn a_second_request_while_the_first_runs_is_told_when_to_come_back() {
     run(async {
         let shop = Shop::open();
-        let routes = shop.routes_with(shop.layer().lease(Duration::from_secs(30)));
+        let routes = shop.routes_with(shop.layer().lease(Duration::from_secs(30)).run_at_most(Duration::from_secs(35)));
         let first = begin_slow(&shop, &routes).await;
         let told = send(&routes, post("/slow", "abc")).await;
         told.assert_problem(409, "InFlight");
         assert_eq!(told.headers[RETRY_AFTER], "30");
         shop.clock.advance(Duration::from_millis(9_500));
-        assert_eq!(
-            send(&routes, post("/slow", "abc")).await.headers[RETRY_AFTER],
-            "21",
-            "20.5 s are left of the lease"
-        );
+        assert_eq!(send(&routes, post("/slow", "abc")).await.headers[RETRY_AFTER], "26", "it may run for 25.5 s more");
         shop.work.go_on.notify_one();
         let first = first.await.unwrap();
         send(&routes, post("/slow", "abc")).await.assert_replays(&first);
@@ -224,6 +221,34 @@ fn a_lease_is_renewed_while_the_request_runs_and_no_longer_than_it_may() {
 }
 
 #[test]
+fn a_handler_that_blocks_its_thread_for_longer_than_the_lease_is_still_running() {
+    run(async {
+        let shop = Shop::open();
+        let lease = Duration::from_secs(10);
+        let clock = shop.clock.clone();
+        let routes = shop.routes_with(shop.layer().lease(lease));
+        let retry = Arc::new(std::sync::OnceLock::<axum::Router>::new());
+        let inner = Arc::clone(&retry);
+        let handler = tower::service_fn(move |_: http::Request<_>| {
+            let (clock, retry) = (clock.clone(), Arc::clone(&inner));
+            async move {
+                // In the very first poll, with whatever could renew the lease on other threads.
+                let told = tokio::task::block_in_place(|| {
+                    clock.advance(lease * 100);
+                    let retry = retry.get().unwrap();
+                    tokio::runtime::Handle::current().block_on(send(retry, post("/charges", "abc")))
+                });
+                Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::from(told.body)))
+            }
+        });
+        retry.set(routes).unwrap();
+        let service = shop.layer().lease(lease).layer(handler);
+        let told = Told::of(service.oneshot(post("/charges", "abc")).await.unwrap()).await;
+        assert!(told.text().contains("#variant.InFlight"), "{}", told.text());
+    });
+}
+
+#[test]
 fn the_handler_finds_the_attempt_and_the_key_to_send_along() {
     run(async {
         let shop = Shop::open();
@@ -294,6 +319,95 @@ fn the_service_that_said_it_is_ready_is_the_one_that_is_called() {
 }
 
 #[test]
+fn a_retry_that_waits_keeps_nobody_else_from_being_served_and_asks_again_before_it_runs() {
+    run(async {
+        let shop = Shop::open();
+        let work = shop.work.clone();
+        let handler = tower::service_fn(move |request: http::Request<_>| {
+            let work = work.clone();
+            async move {
+                if request.uri().path() == "/slow" {
+                    work.begun.add_permits(1);
+                    work.go_on.notified().await;
+                }
+                let charge = work.effect();
+                let mut response = http::Response::new(axum::body::Body::from(format!("charge {charge}")));
+                if charge == 2 {
+                    response.extensions_mut().insert(Verdict::Release);
+                }
+                Ok::<_, std::convert::Infallible>(response)
+            }
+        });
+        let layer = shop.layer().wait(Duration::from_secs(60));
+        let service = layer.layer(ConcurrencyLimit::new(handler, 2));
+        let sent = |path, key| {
+            let sending = service.clone().oneshot(post(path, key));
+            tokio::spawn(async move { Told::of(sending.await.unwrap()).await })
+        };
+        let first = sent("/slow", "abc");
+        shop.work.has_begun().await;
+        let retry = sent("/slow", "abc");
+        while shop.store.stats().waiting < 1 {
+            tokio::task::yield_now().await;
+        }
+        let other = tokio::time::timeout(Duration::from_secs(20), sent("/charges", "other")).await;
+        assert_eq!(other.expect("nobody is in its way").unwrap().text(), "charge 1");
+        // Nothing came of the first one, so the retry runs.
+        shop.work.go_on.notify_one();
+        assert_eq!(first.await.unwrap().text(), "charge 2");
+        shop.work.has_begun().await;
+        shop.work.go_on.notify_one();
+        let retry = retry.await.unwrap();
+        assert_eq!((retry.text(), retry.is_replay()), ("charge 3", false));
+    });
+}
+
+#[test]
+fn a_service_that_is_not_ready_for_who_has_waited_gives_the_key_back() {
+    run(async {
+        let shop = Shop::open();
+        let key = keyonce::Key::new("shop", "abc").unwrap();
+        let service = shop.layer().wait(Duration::from_secs(60)).layer(Gone { clone: false });
+        let fingerprint = keyonce::http::Recipe::new().fingerprint(&post("/", "abc").into_parts().0, b"amount=999");
+        let keyonce::Reserve::Fresh(first) = shop.store.reserve(&key, fingerprint).unwrap() else {
+            panic!("it is free")
+        };
+        let retry = tokio::spawn(service.oneshot(post("/", "abc")));
+        while shop.store.stats().waiting < 1 {
+            tokio::task::yield_now().await;
+        }
+        let _free = first.release().unwrap();
+        assert_eq!(retry.await.unwrap().map(drop).unwrap_err(), "the service behind it is gone");
+        assert!(shop.store.peek(&key).unwrap().is_none(), "nothing has begun");
+    });
+}
+
+/// A service that was there once: its clones are not ready.
+struct Gone {
+    clone: bool,
+}
+
+impl Clone for Gone {
+    fn clone(&self) -> Self {
+        Self { clone: true }
+    }
+}
+
+impl<B> Service<http::Request<B>> for Gone {
+    type Response = http::Response<http_body_util::Empty<bytes::Bytes>>;
+    type Error = &'static str;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(if self.clone { Err("the service behind it is gone") } else { Ok(()) })
+    }
+
+    fn call(&mut self, _: http::Request<B>) -> Self::Future {
+        std::future::ready(Ok(http::Response::new(http_body_util::Empty::new())))
+    }
+}
+
+#[test]
 fn a_thousand_requests_at_once_under_a_hundred_keys_have_a_hundred_effects() {
     run(async {
         let shop = Shop::open_with(Options::new().lease(Duration::from_secs(600)));
@@ -313,6 +427,28 @@ fn a_thousand_requests_at_once_under_a_hundred_keys_have_a_hundred_effects() {
             assert!(of_one_key.iter().all(|told| told.status == 201 && told.body == of_one_key[0].body));
         }
         assert_eq!(shop.work.effects(), 100);
+    });
+}
+
+#[test]
+fn of_two_layers_on_one_route_the_outer_one_guards_it() {
+    run(async {
+        let shop = Shop::open();
+        // The inner one would wait for itself, and takes other requests for the same.
+        let inner = shop.layer().wait(Duration::from_secs(600)).recipe(keyonce::http::Recipe::new().without_path());
+        let routes = shop.routes_with(inner).layer(shop.layer());
+        let first = send(&routes, post("/charges", "abc")).await;
+        assert_eq!((first.status, first.text()), (201, "charge 1"));
+        send(&routes, post("/charges", "abc")).await.assert_replays(&first);
+        send(&routes, post("/refunds", "abc")).await.assert_problem(422, "Mismatch");
+        // A key of another scope or of another store is another key, and each layer guards its own.
+        let (accounts, other) = (IdempotencyLayer::new(shop.store.clone()).shared_scope("accounts"), Shop::open());
+        for (inner, store, scope) in [(accounts, &shop.store, "accounts"), (other.layer(), &other.store, "shop")] {
+            let routes = shop.routes_with(inner).layer(shop.layer());
+            assert_eq!(send(&routes, post("/charges", scope)).await.status, 201);
+            let inner_key = keyonce::Key::new(scope, scope).unwrap();
+            assert_eq!(store.peek(&inner_key).unwrap().unwrap().state, keyonce::KeyState::Done);
+        }
     });
 }
 

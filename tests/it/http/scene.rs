@@ -250,7 +250,7 @@ pub(super) struct Long {
 impl Long {
     pub(super) const BYTES: usize = 10_000;
 
-    pub(super) fn new(asked: &Arc<AtomicU32>) -> Body {
+    pub(super) fn body(asked: &Arc<AtomicU32>) -> Body {
         Body::new(Self { asked: Arc::clone(asked) })
     }
 }

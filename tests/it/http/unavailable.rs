@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use http::StatusCode;
-use http::header::RETRY_AFTER;
+use http::header::{CONTENT_LANGUAGE, RETRY_AFTER, SET_COOKIE};
+use http::{HeaderValue, StatusCode};
 use keyonce::http::{Answer, Found, IdempotencyLayer, Verdict, uuid_v7_time};
 use keyonce::testing::{self, EIO, SimDisk};
 use keyonce::{Durability, Fingerprint, Key, Options, Reserve};
@@ -222,6 +222,22 @@ fn a_reconciler_settles_an_interrupted_key_with_what_it_finds_out() {
             assert_eq!((second.text(), second.is_replay()), ("charge 2", false));
             send(&routes, post("/charges", "abc")).await.assert_replays(&second);
         }
+    });
+}
+
+#[test]
+fn what_a_reconciler_finds_out_is_stored_as_other_answers_are() {
+    run(async {
+        let shop = Shop::open();
+        interrupt(&shop).await;
+        let layer = shop.layer().clean(|answer| answer.body = "card ****".into()).reconcile(|_, _| async {
+            let answer = Answer::new(StatusCode::OK, "card 4242-body");
+            let answer = answer.header(SET_COOKIE, HeaderValue::from_static("4242-cookie"));
+            Found::Done(answer.header(CONTENT_LANGUAGE, HeaderValue::from_static("en")))
+        });
+        let told = send(&shop.routes_with(layer), post("/charges", "abc")).await;
+        let lines = (told.header("set-cookie"), told.header("content-language"));
+        assert_eq!((told.text(), lines, told.is_replay()), ("card ****", ("", "en"), true));
     });
 }
 
