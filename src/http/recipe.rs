@@ -58,8 +58,8 @@ impl Recipe {
         Self { method: false, ..self }
     }
 
-    /// The path may differ. What counts as the path is what the layer sees of it: in a nested router of axum's the prefix
-    /// is gone.
+    /// The path may differ. What counts as the path is what the layer sees of it, in a nested router of axum's without
+    /// the prefix, unless [`uri`](super::IdempotencyLayer::uri) tells it the whole.
     pub fn without_path(self) -> Self {
         Self { path: false, ..self }
     }
