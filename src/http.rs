@@ -53,8 +53,8 @@
 //! [`Body`] of the server's, of hyper `Request<keyonce::http::Body<Incoming>>`; hyper-util's `TowerToHyperService` makes a
 //! service of hyper's of the whole. What it answers with may be any body.
 //!
-//! The run is not within what the task of the connection holds: task-local values and entered tracing spans do not reach
-//! it, the request's extensions do.
+//! The run leaves the task of the connection as soon as it waits: task-local values and entered tracing spans need not
+//! reach it, the request's extensions do.
 //!
 //! # What is kept in memory
 //!

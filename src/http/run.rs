@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, request, response};
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
@@ -94,15 +94,15 @@ impl Drop for Running {
     }
 }
 
-/// Runs a request whose key is reserved; the task gives its answer once that is stored.
-pub(super) fn run<S, B, O>(
+/// Runs a request whose key is reserved, and gives its answer once that is stored.
+pub(super) async fn run<S, B, O>(
     config: &Arc<Config>,
     dialect: Dialect,
     reservation: Reservation,
     mut inner: S,
     mut parts: request::Parts,
     body: Whole,
-) -> JoinHandle<Result<Response<Body<O>>, S::Error>>
+) -> Result<Response<Body<O>>, S::Error>
 where
     S: Service<Request<Body<B>>, Response = Response<O>, Error: Send, Future: Send> + Send + 'static,
     B: Send + 'static,
@@ -112,7 +112,7 @@ where
     let begun = Instant::now();
     let work = Work { running: config.runs.enter(), config: Arc::clone(config), dialect, reservation, begun };
     let request = Request::from_parts(parts, Body::held(body.data, body.trailers));
-    tokio::spawn(async move {
+    let mut run = Box::pin(async move {
         // One that has waited for another's answer is a clone that was not asked yet; to ask again costs nothing.
         if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
             work.give_back().await;
@@ -120,15 +120,12 @@ where
         }
         let served = inner.call(request).await;
         work.answer(served).await
-    })
-}
-
-/// What the task of a run gives.
-pub(super) async fn answer_of<O, E>(
-    task: JoinHandle<Result<Response<Body<O>>, E>>,
-    dialect: Dialect,
-) -> Result<Response<Body<O>>, E> {
-    match task.await.map_err(JoinError::try_into_panic) {
+    });
+    // Nobody hangs up within one poll, so what is done in one needs no task.
+    if let Poll::Ready(answered) = poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await {
+        return answered;
+    }
+    match tokio::spawn(run).await.map_err(JoinError::try_into_panic) {
         Ok(answered) => answered,
         // As it would have come without the layer, for whoever catches panics around it.
         Err(Ok(panic)) => resume_unwind(panic),

@@ -22,7 +22,7 @@ use super::header::key_in;
 use super::layer::{Config, Reconcile, Scoped, WhenInterrupted};
 use super::policy::Found;
 use super::problem::{Dialect, Problem};
-use super::run::{answer_of, run};
+use super::run::run;
 use super::{Answer, Recipe};
 use crate::error::{Error, ErrorKind};
 use crate::key::{Fingerprint, Key};
@@ -168,8 +168,7 @@ impl Asks {
         let told = match judged {
             Ok((Reserve::Fresh(reservation), body)) => {
                 let Self { config, parts, .. } = self;
-                let task = run(&config, dialect, reservation, inner, parts, body);
-                return answer_of(task, dialect).await;
+                return run(&config, dialect, reservation, inner, parts, body).await;
             }
             Ok((Reserve::Replay(kept), _)) => return Ok(self.config.replay(&self.parts, &self.key, &kept)),
             Ok((Reserve::InFlight(running), _)) => Problem::InFlight { retry_after: running.retry_after() },

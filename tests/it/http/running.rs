@@ -103,7 +103,8 @@ fn a_client_that_hangs_up_neither_ends_the_work_nor_frees_the_key() {
 
 #[test]
 fn a_request_dropped_after_any_number_of_polls_has_at_most_one_effect_and_its_retry_the_same_one() {
-    run(async {
+    // On one thread, so that whoever yields lets the run go on.
+    run_with_timers_that_jump(async {
         let mut ready_after = None;
         for polls in 0..50 {
             let shop = Shop::open();
@@ -474,8 +475,8 @@ fn a_lease_is_renewed_in_time_also_where_handler_and_body_each_take_less_than_ha
             tokio::time::sleep(Duration::from_secs(1)).await;
             shop.clock.advance(Duration::from_secs(1));
             let told = Told::of(service.clone().oneshot(post("/", "abc")).await.unwrap()).await;
-            assert_eq!(told.status, 409);
-            assert!(told.text().contains("#variant.InFlight"), "after {second} s: {}", told.text());
+            let in_flight = told.status == 409 && told.text().contains("#variant.InFlight");
+            assert!(in_flight, "after {second} s: {} {}", told.status, told.text());
         }
         Told::of(first.await.unwrap().unwrap()).await;
     });

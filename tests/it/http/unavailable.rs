@@ -154,13 +154,13 @@ fn an_interrupted_key_is_taken_over_where_the_service_says_so() {
 fn a_run_that_outlived_its_lease_is_not_taken_over_since_it_may_be_at_work() {
     run(async {
         let shop = Shop::open();
-        let routes = shop.routes_with(shop.layer().take_over().lease(Duration::from_secs(30)));
+        let layer = shop.layer().take_over().lease(Duration::from_secs(10)).run_at_most(Duration::from_secs(30));
+        let routes = shop.routes_with(layer);
         let slow = tokio::spawn({
             let routes = routes.clone();
             async move { send(&routes, post("/slow", "abc")).await }
         });
         shop.work.has_begun().await;
-        // The runtime's timer has not come to renew it.
         shop.clock.advance(Duration::from_secs(31));
         send(&routes, post("/slow", "abc")).await.assert_problem(409, "Interrupted");
         shop.work.go_on.notify_one();
