@@ -165,6 +165,8 @@ fn an_operator_is_told_that_a_store_is_poisoned_and_why() {
         let mut shop = Shop::open();
         shop.store = testing::open(disk.clone(), Options::new().clock(shop.clock.clone()), 1).unwrap();
         let admin = mounted(&shop);
+        // There is a segment to write into: one that cannot be made poisons nothing.
+        assert_eq!(send(&shop.routes(), post("/charges", "first")).await.status, 201);
         assert_eq!(asked(&admin, "GET", "/admin/health", "").await.0, 200);
         disk.fail_from(disk.steps(), EIO);
         assert_eq!(send(&shop.routes(), post("/charges", "abc")).await.status, 503);

@@ -457,20 +457,25 @@ fn of_two_layers_on_one_route_the_outer_one_guards_it() {
 fn a_lease_is_renewed_in_time_also_where_handler_and_body_each_take_less_than_half_of_it() {
     run_with_timers_that_jump(async {
         let shop = Shop::open();
-        let handler = tower::service_fn(move |_: http::Request<_>| async move {
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            let (frames, body) = tokio::sync::mpsc::channel(1);
-            tokio::spawn(async move {
-                for _ in 0..3 {
-                    tokio::time::sleep(Duration::from_secs(4)).await;
-                    frames.send("0123456789").await.unwrap();
-                }
-            });
-            Ok::<_, std::convert::Infallible>(http::Response::new(super::answers::Events(body)))
+        let begun = Arc::clone(&shop.work.begun);
+        let handler = tower::service_fn(move |_: http::Request<_>| {
+            begun.add_permits(1);
+            async move {
+                tokio::time::sleep(Duration::from_secs(4)).await;
+                let (frames, body) = tokio::sync::mpsc::channel(1);
+                tokio::spawn(async move {
+                    for _ in 0..3 {
+                        tokio::time::sleep(Duration::from_secs(4)).await;
+                        frames.send("0123456789").await.unwrap();
+                    }
+                });
+                Ok::<_, std::convert::Infallible>(http::Response::new(super::answers::Events(body)))
+            }
         });
         let layer = shop.layer().lease(Duration::from_secs(10)).response_bytes_max(5);
         let service = layer.layer(handler);
         let first = tokio::spawn(service.clone().oneshot(post("/", "abc")));
+        shop.work.has_begun().await;
         for second in 1..=15 {
             tokio::time::sleep(Duration::from_secs(1)).await;
             shop.clock.advance(Duration::from_secs(1));
