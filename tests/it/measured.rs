@@ -350,7 +350,7 @@ fn a_damaged_record_that_keeps_its_segment_from_being_given_up_is_told_once_a_se
     let mut work = |keys: u64| {
         for _ in 0..keys {
             at += 1;
-            assert_eq!(fresh(&store, &key(&at.to_string())).complete(&[7; 2000]).unwrap(), Completion::Done);
+            assert_eq!(fresh(&store, &key(at.to_string())).complete(&[7; 2000]).unwrap(), Completion::Done);
             clock.advance(SECOND / 10);
         }
     };
