@@ -63,7 +63,8 @@ impl Error {
             | ErrorKind::UnsupportedFormat
             | ErrorKind::Io
             | ErrorKind::Poisoned
-            | ErrorKind::Closed => false,
+            | ErrorKind::Closed
+            | ErrorKind::Superseded => false,
         }
     }
 
@@ -126,7 +127,7 @@ impl Error {
 
     /// An act on a reservation that is no longer the latest of its key, where only an error can say so.
     pub(crate) fn superseded() -> Self {
-        Self::new(ErrorKind::Cancelled, "the reservation is no longer the latest of its key")
+        Self::new(ErrorKind::Superseded, "the reservation is no longer the latest of its key")
     }
 
     /// What every call gets after the first failed write or sync, with that failure beneath it.
@@ -139,8 +140,8 @@ impl Error {
 fn remedy(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::MFILE => Some(
-            ": too many open files in this process: raise the limit (ulimit -n), or choose larger segments \
-             (the option `segment_bytes`)",
+            ": too many open files in this process, where each segment takes one: raise the limit (ulimit -n); larger \
+             segments (the option `segment_bytes`) take fewer, once those that are there have expired",
         ),
         Errno::NFILE => Some(": too many open files in the system: raise the limit (fs.file-max)"),
         Errno::NOMEM => Some(": no memory, or more mappings than a process may have (vm.max_map_count)"),
@@ -211,6 +212,10 @@ pub enum ErrorKind {
     Closed,
     /// The caller asked for the call to stop.
     Cancelled,
+    /// The reservation is no longer the latest of its key: another owner, or an operator, decides the key's fate. Nothing
+    /// was changed. Drop the guard and ask about the key anew, as after
+    /// [`Completion::Superseded`](crate::Completion::Superseded).
+    Superseded,
 }
 
 #[cfg(test)]
@@ -298,6 +303,7 @@ mod tests {
             (ErrorKind::Poisoned, false),
             (ErrorKind::Closed, false),
             (ErrorKind::Cancelled, true),
+            (ErrorKind::Superseded, false),
         ];
         for (kind, transient) in cases {
             assert_eq!(Error::new(kind, "it failed").is_transient(), transient, "{kind:?}");

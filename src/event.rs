@@ -115,6 +115,13 @@ pub enum Event {
     /// What to do: stop taking work, close the store, have the disk looked at, open again. What was acknowledged is
     /// safe; what was being written gets its verdict when the store is opened.
     Poisoned(Error),
+    /// The record of an unfinished key, which has to be kept, fails its checks, so the segment that it lies in cannot be
+    /// given up when its time is over, nor any behind it: the log grows. Told once for each such segment.
+    ///
+    /// What to do: keep a copy of the directory before the store is closed, since opening it would be refused, and have the
+    /// disk looked at. Once every unfinished key of that age is finished by its owner, or settled, the segment goes, and the
+    /// damage with it.
+    Damaged(Error),
     /// There is no room: a call was refused, or the next segment could not be made ready ahead of need. Told at most once
     /// a minute.
     ///
@@ -149,7 +156,7 @@ impl Event {
     /// Which pace it keeps, and for how long it is not told again: `None` is told each time.
     fn pace(&self) -> Option<(Paced, u64)> {
         match self {
-            Self::Opened(_) | Self::LeaseLapsed { .. } | Self::Poisoned(_) => None,
+            Self::Opened(_) | Self::LeaseLapsed { .. } | Self::Poisoned(_) | Self::Damaged(_) => None,
             Self::ClockJumped { .. } => Some((Paced::ClockJumped, HOUR_MS)),
             Self::RetryWindowShort { .. } => Some((Paced::RetryWindowShort, HOUR_MS)),
             Self::ExpiredUnresolved { .. } => Some((Paced::ExpiredUnresolved, MINUTE_MS)),
@@ -192,6 +199,7 @@ impl fmt::Display for Event {
                 )
             }
             Self::Poisoned(error) => write!(f, "the store takes no more: {error}"),
+            Self::Damaged(error) => write!(f, "a segment cannot be given up, so the log grows: {error}"),
             Self::Full { retry_after } => write!(f, "the store is full and refuses new keys for {retry_after:?}"),
             Self::SlowSync { took } => write!(f, "a data sync took {took:?}"),
         }
@@ -285,7 +293,7 @@ mod tests {
         Key::new("alice@example.com", "secret-4711").unwrap()
     }
 
-    fn one_of_each() -> [Event; 9] {
+    fn one_of_each() -> [Event; 10] {
         [
             Event::Opened(OpenReport { keys: 12, interrupted: 3, ..OpenReport::default() }),
             Event::clock_jumped(&HeldJump { expected_wall_ms: T0, wall_ms: T0 + 9_000, store_ms: T0 }),
@@ -294,6 +302,7 @@ mod tests {
             Event::RetryWindowShort { p999: Duration::from_secs(80), retention: Duration::from_secs(100) },
             Event::FreshKeyPerRetry { count: 5 },
             Event::Poisoned(Error::closed()),
+            Event::Damaged(Error::corrupt("segment-00000001.keyonce", 8192, "its checksum fails")),
             Event::Full { retry_after: Duration::from_secs(1) },
             Event::SlowSync { took: Duration::from_millis(1500) },
         ]
@@ -330,6 +339,8 @@ mod tests {
                 "one retry in a thousand comes after 80s or later, and keys are kept for 100s",
                 "5 requests came again within a minute under a new key: a client makes one for each try",
                 "the store takes no more: the store is closed",
+                "a segment cannot be given up, so the log grows: segment-00000001.keyonce is corrupt at byte 8192: its \
+                 checksum fails",
                 "the store is full and refuses new keys for 1s",
                 "a data sync took 1.5s",
             ]
@@ -350,7 +361,7 @@ mod tests {
                 heard.lock().len() == 1
             };
             let pause_ms = match event {
-                Event::Opened(_) | Event::LeaseLapsed { .. } | Event::Poisoned(_) => 0,
+                Event::Opened(_) | Event::LeaseLapsed { .. } | Event::Poisoned(_) | Event::Damaged(_) => 0,
                 Event::ClockJumped { .. } | Event::RetryWindowShort { .. } => HOUR_MS,
                 _ => MINUTE_MS,
             };

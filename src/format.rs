@@ -194,7 +194,7 @@
 //! | 40 | salt of the segment's life | u64 |
 //! | 48 | offset behind the segment's last record, which is its Next | u64 |
 //! | 56 | n | u64 |
-//! | 64 | first half of the BLAKE3 digest of bytes 0..64 and 80.. | 16 bytes |
+//! | 64 | first half of the BLAKE3 digest of the store's hash seed, then bytes 0..64 and 80.. | 16 bytes |
 //! | 80 | n entries: hash of the key (SipHash-1-3 over the scope's length in a byte, scope, id), kept until, kind << 24 \| offset in units of 8 bytes | u64, u48, u32 |
 
 mod check;

@@ -55,7 +55,7 @@ pub(crate) fn leave(storage: &dyn Storage, store_id: [u8; 16], life: &Life, seed
     if reading.scan.next.is_none() || !reading.scan.holes.is_empty() {
         return;
     }
-    let of = HintOf { store_id, number: life.number, salt: life.salt };
+    let of = HintOf { store_id, number: life.number, salt: life.salt, seed: *seed };
     if storage.leave(&name, &format::encode_hint(&of, reading.scan.end, &reading.entries(seed))).is_err() {
         // A full disk, say. What is left of it is no hint.
     }
@@ -71,9 +71,10 @@ pub(crate) fn read(storage: &dyn Storage, life: &Life) -> Option<Vec<u8>> {
 pub(crate) fn of<'a>(
     bytes: &'a [u8],
     store_id: [u8; 16],
+    seed: &HashSeed,
     life: &Life,
 ) -> Option<(Scan, impl ExactSizeIterator<Item = Entry> + Clone + use<'a>)> {
-    let of = HintOf { store_id, number: life.number, salt: life.salt };
+    let of = HintOf { store_id, number: life.number, salt: life.salt, seed: *seed };
     let (end, entries) = format::decode_hint(bytes, &of)?;
     if end > life.bytes || life.data.len() < life.bytes {
         return None;

@@ -21,6 +21,8 @@
 //! Every run appends only to segments whose header it wrote itself, and its LSNs begin beyond the range of every header
 //! seen, so no token is ever given twice.
 
+mod ahead;
+mod heads;
 mod survey;
 mod table;
 
@@ -301,7 +303,8 @@ fn decide(
     let reader = Reader::new(storage, store, options, &files);
     reader.tell(0)?;
     let mut survey = Survey::take(store, files)?;
-    let (time, jump) = StoreTime::start(Arc::clone(&options.clock), survey.time.as_ref(), options.clock_jump_max_ms);
+    let (time, jump) =
+        StoreTime::start(Arc::clone(&options.clock), survey.known.time.mark.as_ref(), options.clock_jump_max_ms);
     let keys = survey.bytes().div_ceil(options.pair_bytes).min(options.keys);
     let table = survey.table(new_shards(shard_count, options, keys), time.now_ms());
     survey.read(&table, &reader)?;
@@ -325,38 +328,38 @@ fn recover(
     let now_ms = time.now_ms();
     let cut_lsn = survey.cut_lsn();
     let lives: Vec<_> = survey.chain.iter().map(|link| Arc::clone(&link.life)).collect();
-    let mut replaced = survey.replaced.clone();
-    replaced.add(cut_lsn, survey.next_first_lsn);
-    let oldest_live = lives.first().map_or(1, |life| life.number).max(survey.oldest_live);
+    let mut replaced = survey.known.replaced.clone();
+    replaced.add(cut_lsn, survey.heads.next_first_lsn);
+    let oldest_live = lives.first().map_or(1, |life| life.number).max(survey.heads.oldest_live);
 
     let (given_up, kept): (Vec<_>, Vec<_>) =
         lives.iter().cloned().partition(|life| replaced.covers(life.first_lsn, life.end_lsn()));
     let start = Start {
         previous: kept.last().map_or(0, |life| life.number),
-        first_lsn: survey.next_first_lsn,
+        first_lsn: survey.heads.next_first_lsn,
         bytes: options.segment_bytes_first,
         role: Role::Recovery,
     };
     let past = Past {
-        newest_number: survey.newest_number,
+        newest_number: survey.heads.newest_number,
         // What this recovery gives up is given up by its seal, which is not durable yet.
-        oldest_live: survey.oldest_live.max(1),
-        synced_lsn: survey.synced_lsn,
+        oldest_live: survey.heads.oldest_live.max(1),
+        synced_lsn: survey.known.synced_lsn,
         spares: survey.spares,
-        next_index: survey.next_index,
+        next_index: survey.heads.next_index,
     };
     // The entry of a file that a crash left may be known to the kernel alone.
     storage.sync_directory().map_err(|error| Error::io("syncing the directory", error))?;
     let run = new_run(Arc::clone(&storage), entropy, time, store, options)?;
     let log = Log::begin(run, start, kept.clone(), past)?;
-    let commit = Commit::new(survey.synced_lsn);
+    let commit = Commit::new(survey.known.synced_lsn);
 
     // An expired record still hides the older ones of its key; with no older ones left, it has no use.
     let forget_expired = kept.is_empty().then_some(now_ms);
     let above = lives.iter().filter(|life| life.end_lsn() > cut_lsn);
-    let counts = |lsn: u64| lsn >= cut_lsn && !survey.replaced.contains(lsn);
+    let counts = |lsn: u64| lsn >= cut_lsn && !survey.known.replaced.contains(lsn);
     let digest = copy(above, counts, &table, &log, &commit, forget_expired, &mut report)?;
-    replaced.forget_below(kept.first().map_or(survey.next_first_lsn, |life| life.first_lsn));
+    replaced.forget_below(kept.first().map_or(survey.heads.next_first_lsn, |life| life.first_lsn));
     let mut seal = Draft::sealed(report.copied, digest, replaced.as_slice());
     let end = log.append_patiently(&mut seal, &commit)?.end;
     commit.wait(end, &|| log.sync())?;

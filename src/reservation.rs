@@ -331,7 +331,7 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// [`NotStored`] gives the reservation back, with `Cancelled` when it was no longer the latest of its key.
+    /// [`NotStored`] gives the reservation back, with `Superseded` when it was no longer the latest of its key.
     pub fn detach(self, lease: Duration) -> Result<Token, NotStored> {
         now(self.hand_on(lease, Caller::Thread))
     }

@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::event::{Event, SYNC_SLOW};
-use crate::sync::{Ordering, UnmodelledAtomicU64};
+use crate::sync::{Ordering, UnmodelledAtomicU64, UnmodelledMutex};
 
 /// What there is to be told. Counters order nothing: who tells takes what it finds.
 #[derive(Debug, Default)]
@@ -15,6 +15,20 @@ pub(super) struct News {
     expired_told: UnmodelledAtomicU64,
     /// 1 once the failure of the store was told.
     failure_told: UnmodelledAtomicU64,
+    /// The newest segment that damage keeps from being given up.
+    damaged_number: UnmodelledAtomicU64,
+    /// What is damaged there, until it was told.
+    damage: UnmodelledMutex<Option<Error>>,
+}
+
+impl News {
+    /// The segment, the oldest, could not be given up. Only damage stays as it is; the rest passes, or is told anyway.
+    pub(super) fn note_kept(&self, number: u64, why: &Error) {
+        let damaged = why.kind() == ErrorKind::Corrupt;
+        if damaged && self.damaged_number.fetch_max(number, Ordering::Relaxed) < number {
+            *self.damage.lock() = Some(why.clone());
+        }
+    }
 }
 
 impl Engine {
@@ -55,6 +69,10 @@ impl Engine {
             && self.news.failure_told.swap(1, Ordering::Relaxed) == 0
         {
             self.listener.tell(&Event::Poisoned(failure), now_ms);
+        }
+        let damage = self.news.damage.lock().take();
+        if let Some(damage) = damage {
+            self.listener.tell(&Event::Damaged(damage), now_ms);
         }
         let slow_sync_ms = self.news.slow_sync_ms.swap(0, Ordering::Relaxed);
         if slow_sync_ms > 0 {

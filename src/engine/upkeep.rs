@@ -38,7 +38,7 @@ impl Engine {
         let Some(_turn) = self.turn_to_keep_house.take(true) else { return Ok(()) };
         self.refuse_closed()?;
         if self.retire_what_is_over().is_err() {
-            // Full, poisoned or closed: what was to be given up stays, and who writes next is told.
+            // Full, poisoned or closed: what was to be given up stays, and who writes next is told. Damaged: who listens is.
         }
         // When that fails nothing was promised to anyone: who needs the room tries again, and is told.
         let prepared = self.log.prepare_successor(&self.commit);
@@ -62,7 +62,7 @@ impl Engine {
             self.pass_through_shards();
             let Some(over) = self.log.retirable(self.now_ms(), &self.commit) else { break };
             if over.unfinished {
-                self.carry_forward(over.number)?;
+                self.carry_forward(over.number).inspect_err(|why| self.news.note_kept(over.number, why))?;
             }
             // Whatever took the place of an unfinished record in it is durable before its file can be given away.
             self.pass_through_shards();

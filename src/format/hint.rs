@@ -2,13 +2,14 @@
 
 use super::record::Kind;
 use super::{DATA_START, Fields, Fill, NEXT_BYTES, STATE_BYTES, StateKind, UNIT_BYTES, VERSION};
+use crate::key::HashSeed;
 
 const MAGIC: [u8; 8] = *b"KEYHINT\0";
 /// The size of a hint's head in bytes.
 pub(crate) const HINT_HEAD_BYTES: usize = 80;
 /// The size of one entry in bytes.
 pub(crate) const HINT_ENTRY_BYTES: usize = 18;
-/// Where the digest stands, which covers all bytes but its own.
+/// Where the digest stands, which covers the hash seed and all bytes but its own.
 const DIGEST_AT: usize = HINT_HEAD_BYTES - 16;
 
 /// A record that gives a key a state: enough to put it into the index.
@@ -24,7 +25,7 @@ pub(crate) struct Entry {
     pub(crate) kind: StateKind,
 }
 
-/// Which life of which segment a hint is of.
+/// Which life of which segment a hint is of, and what its hashes were made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HintOf {
     /// The store it belongs to.
@@ -33,6 +34,8 @@ pub(crate) struct HintOf {
     pub(crate) number: u64,
     /// The salt of its life.
     pub(crate) salt: u64,
+    /// The seed of the store's key hash.
+    pub(crate) seed: HashSeed,
 }
 
 /// The bytes of a hint; `end` is the offset behind the segment's last record.
@@ -53,7 +56,7 @@ pub(crate) fn encode_hint(of: &HintOf, end: u64, entries: &[Entry]) -> Vec<u8> {
         let place = u32::from(Kind::State(entry.kind).code()) << 24 | units;
         fill.u64(entry.hash).u48(entry.kept_until_ms).u32(place);
     }
-    let digest = digest(&bytes);
+    let digest = digest(&of.seed, &bytes);
     if let Some(place) = bytes.get_mut(DIGEST_AT..HINT_HEAD_BYTES) {
         place.copy_from_slice(&digest);
     }
@@ -69,9 +72,9 @@ pub(crate) fn decode_hint<'a>(
     let (head, body) = bytes.split_at_checked(HINT_HEAD_BYTES)?;
     let mut fields = Fields(head);
     let ours = fields.array()? == MAGIC && fields.u32()? == VERSION && fields.u32()? == 0;
-    let of_it = HintOf { store_id: fields.array()?, number: fields.u64()?, salt: fields.u64()? } == *of;
+    let of_it = (fields.array()?, fields.u64()?, fields.u64()?) == (of.store_id, of.number, of.salt);
     let (end, count) = (fields.u64()?, fields.u64()?);
-    if !ours || !of_it || fields.array()? != digest(bytes) {
+    if !ours || !of_it || fields.array()? != digest(&of.seed, bytes) {
         return None;
     }
     let (entries, []) = body.as_chunks::<HINT_ENTRY_BYTES>() else { return None };
@@ -100,9 +103,10 @@ fn entry(bytes: &[u8; HINT_ENTRY_BYTES]) -> Option<Entry> {
     Some(Entry { hash, kept_until_ms, offset, kind })
 }
 
-/// The first half of the BLAKE3 digest of all but the digest.
-fn digest(bytes: &[u8]) -> [u8; 16] {
+/// The first half of the BLAKE3 digest of the seed and of all but the digest.
+fn digest(HashSeed(seed): &HashSeed, bytes: &[u8]) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
+    hasher.update(seed);
     hasher.update(bytes.get(..DIGEST_AT).unwrap_or_default());
     hasher.update(bytes.get(HINT_HEAD_BYTES..).unwrap_or_default());
     let mut digest = [0; 16];

@@ -1,325 +1,77 @@
 //! What the directory holds, and whether it may be opened: everything before the first write.
+//!
+//! One thing leads to the next: the headers of all files ([`Heads`]) give the chain, what is read of it ahead
+//! ([`Ahead`]) gives what is known of the whole log ([`Known`]), and only then is the rest read, and judged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::clock::TimeMark;
-use crate::error::{Error, ErrorKind};
-use crate::format::{self, Entry, Role, SegmentHeader, StoreFile};
+use crate::error::Error;
+use crate::format::{self, Entry, Role, StoreFile};
 use crate::hint;
 use crate::index::{self, IndexShard};
 use crate::key::HashSeed;
 use crate::log::{Live, Spare};
-use crate::retention::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_STEP};
-use crate::scan::{Reading, Scan, Seal};
+use crate::scan::{Reading, Scan};
 use crate::segment::{Found, Life};
 use crate::stats::OpenReport;
 use crate::sync::{Ordering, UnmodelledMutex as Mutex};
 
+use super::ahead::{Ahead, ReadAhead};
+use super::heads::{Heads, LatestTime, Link, TIME_MS_MAX, spare};
 use super::table::Table;
-use super::{FOLD_PART, Reader, STORE_FILE, unsupported};
-
-/// A segment of the live chain, with what was found in it.
-#[derive(Clone, Debug)]
-pub(super) struct Link {
-    pub(super) life: Arc<Life>,
-    pub(super) header: SegmentHeader,
-    pub(super) scan: Scan,
-}
-
-/// What was read of a segment before its turn: its seal decides how others are read.
-#[derive(Debug)]
-pub(super) struct ReadAhead {
-    pub(super) scan: Scan,
-    /// `None`: there were too many to keep.
-    pub(super) entries: Option<Vec<Entry>>,
-}
-
-/// No store comes to so many segments, so far, or so late: a header that says so was made up.
-const NUMBER_MAX: u64 = 1 << 56;
-const LSN_MAX: u64 = 1 << 62;
-const TIME_MS_MAX: u64 = format::MS_MAX / 2;
-
-/// So many entries are kept of what is read ahead; what is beyond is read again.
-const ENTRIES_KEPT_MAX: usize = 1 << 20;
+use super::{FOLD_PART, Reader, STORE_FILE};
 
 /// Everything that opening a store is decided upon.
 #[derive(Debug)]
 pub(super) struct Survey {
+    pub(super) heads: Heads,
     /// The live chain, oldest first.
     pub(super) chain: Vec<Link>,
     /// What was read already, by segment number.
-    pub(super) ahead: BTreeMap<u64, ReadAhead>,
-    pub(super) seed: HashSeed,
-    /// Intervals of the log that a `Sealed` has replaced.
-    pub(super) replaced: Intervals,
+    ahead: BTreeMap<u64, ReadAhead>,
+    pub(super) known: Known,
+    seed: HashSeed,
     /// Files that can get a new life at once: nothing in them ever counted.
     pub(super) spares: Vec<Spare>,
     /// Files that were given up by what may stand in the page cache alone: they wait until this recovery is sealed.
     pub(super) spares_late: Vec<Spare>,
-    pub(super) next_index: u32,
-    pub(super) newest_number: u64,
-    /// The LSN beyond the range of every header seen.
-    pub(super) next_first_lsn: u64,
-    /// The oldest number that any header names as alive.
-    pub(super) oldest_live: u64,
+}
+
+/// What headers, marks and seals tell of the whole log.
+#[derive(Debug)]
+pub(super) struct Known {
     /// The largest LSN that any header or record says was synced.
     pub(super) synced_lsn: u64,
-    /// The latest time that any header or end mark tells; where two tell the same, the one that was written later: it
-    /// may be of another boot, or another reading of the wall clock.
-    pub(super) time: Option<TimeMark>,
-    time_number: u64,
-    /// The newest segment of each run.
-    newest_of_run: BTreeMap<[u8; 16], u64>,
-    pub(super) header_copies_bad: u64,
+    /// The latest time that any header or end mark tells.
+    pub(super) time: LatestTime,
+    /// Intervals of the log that a `Sealed` has replaced.
+    pub(super) replaced: Intervals,
 }
 
 impl Survey {
     /// Looks at the headers of all segments, and at the records of those on which it depends how the others are read.
     pub(super) fn take(store: &StoreFile, files: Vec<Found>) -> Result<Self, Error> {
-        let lived = files.iter().filter(|found| found.header.is_some()).map(|found| found.index);
-        let mut survey = Survey {
-            chain: Vec::new(),
-            ahead: BTreeMap::new(),
-            seed: HashSeed(store.hash_seed),
-            replaced: Intervals::default(),
-            spares: Vec::new(),
-            spares_late: Vec::new(),
-            next_index: lived.max().unwrap_or(0).wrapping_add(1),
-            newest_number: 0,
-            next_first_lsn: 0,
-            oldest_live: 0,
-            synced_lsn: 0,
-            time: None,
-            time_number: 0,
-            newest_of_run: BTreeMap::new(),
-            header_copies_bad: 0,
-        };
-        let mut lives = survey.take_headers(store, files)?;
-        let mut buffer = Vec::new();
-        survey.drop_void(&mut lives, store.run_number, &mut buffer)?;
-        let rest = survey.link(lives)?;
-        let oldest = survey.chain.first().map_or(survey.newest_number, |link| link.header.number);
-        if survey.newest_number - oldest >= index::SEGMENT_SPAN_MAX {
-            let reason = format!("segments {oldest} and {} cannot belong to one store", survey.newest_number);
-            return Err(Error::corrupt(STORE_FILE, 0, &reason));
-        }
-        survey.read_ahead(store.run_number, &mut buffer)?;
-        survey.sort_out(&rest, store.run_number);
-        if survey.chain.last().is_none_or(|link| link.header.number < store.run_number) {
-            let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
-            return Err(Error::corrupt(STORE_FILE, 0, &reason));
-        }
-        Ok(survey)
-    }
-
-    /// The segments that have a sound header, by number.
-    fn take_headers(&mut self, store: &StoreFile, files: Vec<Found>) -> Result<Vec<Link>, Error> {
-        let mut lives = Vec::new();
-        for found in files {
-            match found.header {
-                Some(header) if header.store_id != store.store_id => {
-                    let message = format!("{} belongs to another store", found.name);
-                    return Err(Error::new(ErrorKind::ForeignDirectory, message));
-                }
-                Some(header) if !is_of_a_log(&header) => {
-                    return Err(Error::corrupt(&found.name, 0, "its header names a place that no log comes to"));
-                }
-                Some(header) => {
-                    self.note_header(&found, &header);
-                    let life = Arc::new(Life::new(found.name, &header, found.data));
-                    lives.push(Link { life, header, scan: Scan::default() });
-                }
-                None => match found.newer {
-                    Some(version) => return Err(unsupported(&found.name, version)),
-                    // A file that a crash left before its first header was durable, or that was never one.
-                    None if found.never_lived() => self.spares.extend(spare(&found.name, found.data.len())),
-                    // Nothing that was acknowledged can be in it: a segment that holds such is named by a durable
-                    // record, or by the store file, and would be missed. So it is not ours to touch.
-                    None => self.header_copies_bad += u64::from(found.copies_bad),
-                },
-            }
-        }
-        lives.sort_by_key(|link| link.header.number);
-        let twice =
-            lives.iter().zip(lives.iter().skip(1)).find(|(one, other)| one.header.number == other.header.number);
-        if let Some((_, twice)) = twice {
-            return Err(Error::corrupt(&twice.life.name, 0, "another file carries the same segment number"));
-        }
-        Ok(lives)
-    }
-
-    fn note_header(&mut self, found: &Found, header: &SegmentHeader) {
-        self.newest_number = self.newest_number.max(header.number);
-        self.next_first_lsn = self.next_first_lsn.max(header.first_lsn.saturating_add(header.segment_bytes));
-        self.oldest_live = self.oldest_live.max(header.oldest_live);
-        self.synced_lsn = self.synced_lsn.max(header.synced_lsn);
-        self.header_copies_bad += u64::from(found.copies_bad);
-        let newest = self.newest_of_run.entry(header.run_id).or_default();
-        *newest = header.number.max(*newest);
-        self.note_time(header.number, header.time);
-    }
-
-    fn note_time(&mut self, number: u64, time: TimeMark) {
-        let later = (time.store_ms, number);
-        if self.time.as_ref().is_none_or(|known| (known.store_ms, self.time_number) <= later) {
-            (self.time, self.time_number) = (Some(time), number);
-        }
-    }
-
-    /// Reads a segment before its turn. Says where its records are.
-    fn read_one_ahead(&mut self, link: &Link, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Error> {
-        let reading = Reading::of(&link.life, buffer)?;
-        let kept: usize = self.ahead.values().flat_map(|early| &early.entries).map(Vec::len).sum();
-        let entries = (kept + reading.states.len() <= ENTRIES_KEPT_MAX).then(|| reading.entries(&self.seed));
-        self.ahead.insert(link.header.number, ReadAhead { scan: reading.scan, entries });
-        Ok(reading.states)
-    }
-
-    /// Gives up the recoveries at the top that did not come to their `Sealed`: no answer ever rested on them.
-    fn drop_void(&mut self, lives: &mut Vec<Link>, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
-        while let Some(top) = lives.last() {
-            if top.header.role != Role::Recovery {
-                return Ok(());
-            }
-            let run_id = top.header.run_id;
-            let of_run = |link: &&Link| link.header.run_id == run_id && link.header.role == Role::Recovery;
-            let count = lives.iter().rev().take_while(of_run).count();
-            let group = lives.split_off(lives.len() - count);
-            let mut states = Vec::new();
-            for link in &group {
-                states.push(self.read_one_ahead(link, buffer)?);
-            }
-            let ahead: Vec<_> = group.iter().filter_map(|link| self.ahead.get(&link.header.number)).collect();
-            // A seal that the store file names was durable. It need not find its copies any more: the oldest may have
-            // been given up since.
-            let published = group.iter().any(|link| link.header.number == run_number);
-            let seal = ahead.iter().find_map(|early| early.scan.sealed.as_ref());
-            let parts = group.iter().map(|link| &*link.life).zip(&states);
-            let whole = match seal {
-                None => false,
-                Some(seal) => published || is_whole(seal, parts)?,
-            };
-            if whole {
-                lives.extend(group);
-                return Ok(());
-            }
-            let first_lsn = group.first().map_or(0, |link| link.header.first_lsn);
-            let worked = ahead.iter().any(|early| early.scan.synced_lsn > first_lsn || early.scan.closed.is_some());
-            if let (true, Some(first)) = (worked || published, group.first()) {
-                let reason = "the seal of the recovery that ended here is missing";
-                return Err(Error::corrupt(&first.life.name, format::DATA_START, reason));
-            }
-            for link in group {
-                self.ahead.remove(&link.header.number);
-                self.spares.extend(spare(&link.life.name, link.life.data.len()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Follows `previous` from the newest segment back; gives back what is not met.
-    fn link(&mut self, mut lives: Vec<Link>) -> Result<Vec<Link>, Error> {
-        let Some(newest) = lives.last() else {
-            return Err(Error::corrupt(STORE_FILE, 0, "no segment lies beside it"));
-        };
-        let mut named_by = newest.life.name.clone();
-        let mut number = newest.header.number;
-        while number != 0 && number >= self.oldest_live {
-            let Some(at) = lives.iter().rposition(|link| link.header.number == number) else {
-                let reason = format!("it names segment {number}, which is missing");
-                return Err(Error::corrupt(&named_by, 0, &reason));
-            };
-            let link = lives.remove(at);
-            named_by.clone_from(&link.life.name);
-            number = link.header.previous;
-            self.chain.push(link);
-        }
-        self.chain.reverse();
-        for (before, link) in self.chain.iter().zip(self.chain.iter().skip(1)) {
-            if link.header.first_lsn < before.life.end_lsn() {
-                let reason = "its header names a place in the log that another segment has";
-                return Err(Error::corrupt(&link.life.name, 0, reason));
-            }
-        }
-        Ok(lives)
-    }
-
-    /// Reads what decides how the rest is read: the end of the log, which tells how far it was synced, and where each
-    /// run began, which tells what it has replaced.
-    fn read_ahead(&mut self, run_number: u64, buffer: &mut Vec<u8>) -> Result<(), Error> {
-        let newest = self.chain.last().map(|link| link.header.number);
-        let decides = |link: &&Link| Some(link.header.number) == newest || link.header.role == Role::Recovery;
-        for link in self.chain.iter().filter(decides).cloned().collect::<Vec<_>>() {
-            if !self.ahead.contains_key(&link.header.number) {
-                self.read_one_ahead(&link, buffer)?;
-            }
-        }
-        self.drop_unused(buffer)?;
-        let newest = self.chain.last().map_or(0, |link| link.header.number);
-        let ahead = std::mem::take(&mut self.ahead);
-        for (number, early) in &ahead {
-            self.synced_lsn = self.synced_lsn.max(early.scan.synced_lsn);
-            let Some(link) = self.chain.iter().find(|link| link.header.number == *number).cloned() else { continue };
-            if let Some((_, time)) = early.scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
-                // The end mark of a run is later than every header that it wrote.
-                let newest_of_run = self.newest_of_run.get(&link.header.run_id).copied();
-                self.note_time(newest_of_run.unwrap_or(*number), time);
-            }
-            let Some(seal) = &early.scan.sealed else { continue };
-            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
-            if *number <= run_number || *number < newest {
-                self.synced_lsn = self.synced_lsn.max(seal.lsn);
-            }
-            let of_run = |other: &&Link| other.header.run_id == link.header.run_id;
-            let began_lsn = self.chain.iter().find(of_run).map_or(0, |first| first.header.first_lsn);
-            for (from, to) in &seal.replaced {
-                if *to > began_lsn {
-                    let reason = "it replaces what was written after it";
-                    return Err(Error::corrupt(&link.life.name, seal.lsn - link.header.first_lsn, reason));
-                }
-                self.replaced.add(*from, *to);
-            }
-        }
-        self.ahead = ahead;
-        Ok(())
-    }
-
-    /// A successor that was made ready and that the log never came to is a spare at once.
-    fn drop_unused(&mut self, buffer: &mut Vec<u8>) -> Result<(), Error> {
-        let [.., before, last] = self.chain.as_slice() else { return Ok(()) };
-        let (before, last) = (before.clone(), last.clone());
-        let number = last.header.number;
-        if last.header.role != Role::Rolled || !self.scan_of(number).is_some_and(Scan::is_empty) {
-            return Ok(());
-        }
-        if !self.ahead.contains_key(&before.header.number) {
-            self.read_one_ahead(&before, buffer)?;
-        }
-        let next = self.scan_of(before.header.number).and_then(|scan| scan.next);
-        if next.is_none_or(|(_, next)| next.number != number) {
-            self.ahead.remove(&number);
-            self.spares.extend(spare(&last.life.name, last.life.data.len()));
-            self.chain.pop();
-        }
-        Ok(())
-    }
-
-    fn scan_of(&self, number: u64) -> Option<&Scan> {
-        self.ahead.get(&number).map(|early| &early.scan)
-    }
-
-    /// Says of the segments outside of the chain when their files can be used again.
-    fn sort_out(&mut self, rest: &[Link], run_number: u64) {
+        let seed = HashSeed(store.hash_seed);
+        let (mut heads, mut lives) = Heads::read(store, files)?;
+        let mut spares = std::mem::take(&mut heads.unlived);
+        let mut ahead = Ahead::new(seed);
+        spares.extend(ahead.drop_void(&mut lives, store.run_number)?);
+        let (mut chain, rest) = heads.link(lives)?;
+        spares.extend(ahead.read_what_decides(&mut chain)?);
+        let known = Known::of(&heads, &chain, &ahead, store.run_number)?;
         // The store file names a run only once its seal is durable, and with it what that run gave up. What a later
         // seal gave up waits.
-        let later_seal = |(number, early): (&u64, &ReadAhead)| *number > run_number && early.scan.sealed.is_some();
-        let durable = !self.ahead.iter().any(later_seal);
-        for Link { life, header, .. } in rest {
-            let at_once = durable && header.number < run_number;
-            let spares = if at_once { &mut self.spares } else { &mut self.spares_late };
-            spares.extend(spare(&life.name, life.data.len()));
+        let durable = !ahead.scans().any(|(number, scan)| number > store.run_number && scan.sealed.is_some());
+        let (at_once, late): (Vec<_>, Vec<_>) =
+            rest.iter().partition(|link| durable && link.header.number < store.run_number);
+        spares.extend(at_once.iter().filter_map(|link| spare(&link.life.name, link.life.data.len())));
+        let spares_late = late.iter().filter_map(|link| spare(&link.life.name, link.life.data.len())).collect();
+        if chain.last().is_none_or(|link| link.header.number < store.run_number) {
+            let reason = format!("segment {}, with which the latest run began, is missing", store.run_number);
+            return Err(heads.missing(STORE_FILE, 0, &reason));
         }
+        Ok(Self { heads, chain, ahead: ahead.into_read(), known, seed, spares, spares_late })
     }
 
     /// Bytes of the live chain.
@@ -329,7 +81,7 @@ impl Survey {
 
     /// A table of the records of the chain, empty as yet.
     pub(super) fn table(&self, shards: Vec<IndexShard>, now_ms: u64) -> Table {
-        let oldest_live = self.chain.first().map_or(1, |link| link.header.number).max(self.oldest_live);
+        let oldest_live = self.chain.first().map_or(1, |link| link.header.number).max(self.heads.oldest_live);
         let live = Live::new(self.chain.iter().map(|link| Arc::clone(&link.life)));
         Table::new(shards, self.seed, live, oldest_live, now_ms)
     }
@@ -338,7 +90,7 @@ impl Survey {
     /// if there is much to read. The hint of a segment counts only below what is known to be synced: there the segment was
     /// on the disk once, whatever became of its hint.
     pub(super) fn read(&mut self, table: &Table, reader: &Reader<'_>) -> Result<(), Error> {
-        let (replaced, synced_lsn) = (&self.replaced, self.synced_lsn);
+        let (replaced, synced_lsn) = (&self.known.replaced, self.known.synced_lsn);
         let mut ahead = std::mem::take(&mut self.ahead);
         let threads = reader.threads(self.bytes()).min(self.chain.len());
         // The newest first: of a key that was written again and again, the first to come is then the latest.
@@ -372,7 +124,7 @@ impl Survey {
         // What lies outside of the chain needs no reading.
         reader.tell(reader.bytes)?;
         for link in &self.chain {
-            self.synced_lsn = self.synced_lsn.max(link.scan.synced_lsn);
+            self.known.synced_lsn = self.known.synced_lsn.max(link.scan.synced_lsn);
         }
         // A hint passes over damage. What is going to be copied, and given up, is judged by its bytes.
         let cut_lsn = self.cut_lsn();
@@ -390,18 +142,18 @@ impl Survey {
                 .scan
                 .holes
                 .iter()
-                .find(|hole| hole.from_lsn < self.synced_lsn && !self.replaced.contains(hole.from_lsn));
+                .find(|hole| hole.from_lsn < self.known.synced_lsn && !self.known.replaced.contains(hole.from_lsn));
             if let Some(hole) = damaged {
                 return Err(Error::corrupt(&link.life.name, hole.offset, &hole.bad.to_string()));
             }
             if let Some((lsn, next)) = link.scan.next {
-                let cut = self.replaced.contains(lsn) || self.replaced.contains(next.first_lsn);
+                let cut = self.known.replaced.contains(lsn) || self.known.replaced.contains(next.first_lsn);
                 let successor = self.chain.iter().find(|link| link.header.number == next.number);
                 let present = successor
                     .is_some_and(|link| (link.header.salt, link.header.first_lsn) == (next.salt, next.first_lsn));
                 if !cut && !present {
                     let reason = format!("its successor, segment {}, is missing", next.number);
-                    return Err(Error::corrupt(&link.life.name, lsn - link.header.first_lsn, &reason));
+                    return Err(self.heads.missing(&link.life.name, lsn - link.header.first_lsn, &reason));
                 }
             }
         }
@@ -411,7 +163,7 @@ impl Survey {
             let count = rest.iter().take_while(of_run).count();
             let (group, behind) = rest.split_at(count.max(1));
             let sealed = group.iter().any(|link| link.scan.sealed.is_some());
-            if count > 0 && !sealed && !self.replaced.contains(first.header.first_lsn) {
+            if count > 0 && !sealed && !self.known.replaced.contains(first.header.first_lsn) {
                 return Err(Error::corrupt(&first.life.name, format::DATA_START, "the seal of a recovery is missing"));
             }
             rest = behind;
@@ -424,20 +176,19 @@ impl Survey {
         let mut above = self.chain.iter().rev().skip_while(|link| link.scan.is_empty());
         let Some(last) = above.next() else { return false };
         last.scan.ends_closed(&last.life)
-            && !self
-                .chain
-                .iter()
-                .any(|link| link.scan.holes.iter().any(|hole| hole.torn && !self.replaced.contains(hole.from_lsn)))
+            && !self.chain.iter().any(|link| {
+                link.scan.holes.iter().any(|hole| hole.torn && !self.known.replaced.contains(hole.from_lsn))
+            })
     }
 
     /// From where on the log is copied: the known synced LSN, or the first of the nearly empty segments at its end.
     pub(super) fn cut_lsn(&self) -> u64 {
         let oldest = self.chain.first().map_or((0, 0), |link| (link.header.number, link.header.first_lsn));
-        if self.newest_number - oldest.0 >= index::SEGMENT_SPAN_MAX / 2 {
+        if self.heads.newest_number - oldest.0 >= index::SEGMENT_SPAN_MAX / 2 {
             // So many openings since the oldest segment began that its number would soon be too far back.
             return oldest.1;
         }
-        let mut cut_lsn = self.synced_lsn;
+        let mut cut_lsn = self.known.synced_lsn;
         let mut links = self.chain.iter().rev().peekable();
         while let Some(link) = links.next() {
             let used = link.scan.end - format::DATA_START;
@@ -455,15 +206,47 @@ impl Survey {
     /// What was found, before anything is written.
     pub(super) fn report(&self) -> OpenReport {
         let holes = self.chain.iter().flat_map(|link| &link.scan.holes);
-        let torn = holes.filter(|hole| hole.torn && !self.replaced.contains(hole.from_lsn));
+        let torn = holes.filter(|hole| hole.torn && !self.known.replaced.contains(hole.from_lsn));
         OpenReport {
             clean: self.is_clean(),
             segments: self.chain.len() as u64,
             records: self.chain.iter().map(|link| link.scan.records).sum(),
             torn: torn.count() as u64,
-            header_copies_bad: self.header_copies_bad,
+            header_copies_bad: self.heads.copies_bad,
             ..OpenReport::default()
         }
+    }
+}
+
+impl Known {
+    /// Puts together what the headers say and what was read ahead of the chain.
+    fn of(heads: &Heads, chain: &[Link], ahead: &Ahead, run_number: u64) -> Result<Self, Error> {
+        let mut known = Self { synced_lsn: heads.synced_lsn, time: heads.time.clone(), replaced: Intervals::default() };
+        let newest = chain.last().map_or(0, |link| link.header.number);
+        for (number, scan) in ahead.scans() {
+            known.synced_lsn = known.synced_lsn.max(scan.synced_lsn);
+            let Some(link) = chain.iter().find(|link| link.header.number == number) else { continue };
+            if let Some((_, time)) = scan.closed.filter(|(_, time)| time.store_ms <= TIME_MS_MAX) {
+                // The end mark of a run is later than every header that it wrote.
+                let newest_of_run = heads.newest_of_run.get(&link.header.run_id).copied();
+                known.time.note(newest_of_run.unwrap_or(number), time);
+            }
+            let Some(seal) = &scan.sealed else { continue };
+            // The store file names a run, and the log goes on behind its recovery, only once the seal is durable.
+            if number <= run_number || number < newest {
+                known.synced_lsn = known.synced_lsn.max(seal.lsn);
+            }
+            let of_run = |other: &&Link| other.header.run_id == link.header.run_id;
+            let began_lsn = chain.iter().find(of_run).map_or(0, |first| first.header.first_lsn);
+            for (from, to) in &seal.replaced {
+                if *to > began_lsn {
+                    let reason = "it replaces what was written after it";
+                    return Err(Error::corrupt(&link.life.name, seal.lsn - link.header.first_lsn, reason));
+                }
+                known.replaced.add(*from, *to);
+            }
+        }
+        Ok(known)
     }
 }
 
@@ -490,7 +273,8 @@ fn read_one(
         return Ok(early.unwrap_or_default());
     }
     let hint = if may_be_hinted { hint::read(reader.storage, life) } else { None };
-    if let Some((scan, entries)) = hint.as_ref().and_then(|bytes| hint::of(bytes, reader.store_id, life)) {
+    if let Some((scan, entries)) = hint.as_ref().and_then(|bytes| hint::of(bytes, reader.store_id, table.seed(), life))
+    {
         table.apply(life, entries, true, replaced, sorted)?;
         reader.hints.fetch_add(1, Ordering::Relaxed);
         return Ok(early.unwrap_or(scan));
@@ -498,35 +282,6 @@ fn read_one(
     let reading = Reading::of(life, segment)?;
     table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
     Ok(reading.scan)
-}
-
-/// Whether a log can have come so far, in any measure.
-fn is_of_a_log(header: &SegmentHeader) -> bool {
-    header.number <= NUMBER_MAX
-        && header.first_lsn <= LSN_MAX
-        && header.segment_bytes <= LSN_MAX
-        && header.synced_lsn <= header.first_lsn
-        && header.time.store_ms <= TIME_MS_MAX
-}
-
-/// The file of a segment that no longer counts.
-fn spare(name: &str, bytes: u64) -> Option<Spare> {
-    let fits = bytes > format::DATA_START && bytes <= SEGMENT_BYTES_MAX && bytes.is_multiple_of(SEGMENT_BYTES_STEP);
-    fits.then(|| Spare { name: name.to_owned(), bytes })
-}
-
-/// Whether the segments of one recovery, with the offsets of their records, hold all the copies that its `Sealed`
-/// counts.
-fn is_whole<'a>(seal: &Seal, group: impl Iterator<Item = (&'a Life, &'a Vec<u32>)>) -> Result<bool, Error> {
-    let mut count = 0;
-    let mut copies = Copies::default();
-    for (life, states) in group {
-        for offset in states.iter().take_while(|offset| life.lsn(**offset) <= seal.lsn) {
-            copies.add(life.checked_record(*offset).map(|_| life.record(*offset))?);
-            count += 1;
-        }
-    }
-    Ok(count == seal.count && copies.digest() == seal.digest)
 }
 
 /// The digest that a `Sealed` carries: BLAKE3 of the copies' bytes in the order of the log, its first half.

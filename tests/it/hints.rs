@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use keyonce::testing::{self, ManualClock, SimDisk, Storage as _};
 use keyonce::{Body, Completion, Error, ErrorKind, Fingerprint, Key, KeyState, Options, Progress, Reserve, Store};
 
+use super::forge::check_of;
 use super::place::tree;
 use super::ring::{START_MS, options};
 
@@ -121,6 +122,26 @@ fn an_opening_by_hints_finds_what_reading_finds_whatever_became_of_them() {
         spoiled.damage(one, |bytes| *bytes = of_other);
         assert_eq!(same_without("the hint of another segment", &spoiled, 1), known - 1);
     }
+}
+
+/// Where the store file tells the seed of the key hash, and its check.
+const SEED_AT: usize = 32;
+const CHECK_AT: usize = 508;
+
+#[test]
+fn a_hint_that_was_made_under_another_hash_seed_is_not_believed() {
+    let ended = Ended::new(|_| {});
+    let (expected, known) = ended.answers(&ended.disk.kill());
+    assert!(known >= 2, "{known}");
+    let other = ended.disk.kill();
+    other.damage("keyonce.store", |bytes| {
+        bytes[SEED_AT] ^= 1;
+        let check = check_of(&bytes[..CHECK_AT]);
+        bytes[CHECK_AT..].copy_from_slice(&check);
+    });
+    let (told, believed) = ended.answers(&other);
+    assert!(told == expected, "the segments say what they said");
+    assert_eq!(believed, 0);
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What the store measures of its clients, and whom it tells.
 
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -7,8 +10,8 @@ use std::time::Duration;
 
 use keyonce::testing::{self, EIO, ManualClock, SimDisk, Step};
 use keyonce::{
-    Ask, Completion, Durability, Event, Fingerprint, Health, OnInterrupted, Options, Reserve, ReserveOptions,
-    Retention, Store,
+    AppendMode, Ask, Completion, Durability, ErrorKind, Event, Fingerprint, Health, OnInterrupted, Options, Reserve,
+    ReserveOptions, Retention, Store,
 };
 
 use crate::place::{
@@ -334,6 +337,65 @@ fn listen_and_call() {
     }
     assert!(*calls.lock().unwrap() >= 2, "the window and the fresh keys");
     as_replay(reserve(&store, &key("0")));
+}
+
+/// A bit rots beneath an open store, in two records that have to be kept when their segments are over.
+#[test]
+fn a_damaged_record_that_keeps_its_segment_from_being_given_up_is_told_once_a_segment() {
+    let root = tempfile::tempdir().unwrap();
+    let (clock, heard) = (ManualClock::new(START_MS), Heard::default());
+    let options = || ring_options(&clock).append_mode(AppendMode::Positioned);
+    let store = Store::open(root.path().join("store"), heard.listen(options())).unwrap();
+    let mut at = 0;
+    let mut work = |keys: u64| {
+        for _ in 0..keys {
+            at += 1;
+            assert_eq!(fresh(&store, &key(at.to_string())).complete(&[7; 2000]).unwrap(), Completion::Done);
+            clock.advance(SECOND / 10);
+        }
+    };
+    let with = ReserveOptions::new().lease(DAY);
+    let owners = ["the first", "the second"].map(|id| {
+        let owner = as_fresh(store.reserve_with(&key(id), request(), &with).unwrap());
+        assert_eq!(owner.save_checkpoint(format!("half of {id}").as_bytes()).unwrap(), Completion::Done);
+        work(150);
+        owner
+    });
+    let spoilt = ["half of the first", "half of the second"].map(|what| spoil(&root.path().join("store"), what));
+    assert_ne!(spoilt[0], spoilt[1], "each lies in a segment of its own");
+    let told = |heard: &Heard| {
+        let damaged = |event| if let Event::Damaged(error) = event { Some(error) } else { None };
+        heard.take().into_iter().filter_map(damaged).collect::<Vec<_>>()
+    };
+    assert!(told(&heard).is_empty(), "nobody has looked yet");
+    for (owner, segment) in owners.into_iter().zip(spoilt) {
+        work(1500);
+        let errors = told(&heard);
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert_eq!(errors[0].kind(), ErrorKind::Corrupt);
+        assert!(errors[0].to_string().contains(&segment), "{errors:?}");
+        assert!(store.stats().segments > 12, "nothing is given up: {}", store.stats().segments);
+        assert_eq!(owner.complete(b"late").unwrap(), Completion::Done);
+    }
+    work(1500);
+    assert!(told(&heard).is_empty());
+    assert!(store.stats().segments < 12, "the damage is gone: {}", store.stats().segments);
+}
+
+/// Flips a bit in the file of the segment that holds `what`, and says which that is.
+fn spoil(dir: &Path, what: &str) -> String {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let bytes = fs::read(entry.path()).unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let found = bytes.windows(what.len()).position(|window| window == what.as_bytes());
+        if let (true, Some(at)) = (name.starts_with("segment-"), found) {
+            let file = fs::File::options().write(true).open(entry.path()).unwrap();
+            file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+            return name;
+        }
+    }
+    panic!("no segment holds {what:?}")
 }
 
 /// Every event that the store tells of its own accord, on one disk: a lease that lapses, a key that expires unresolved,

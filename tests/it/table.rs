@@ -189,7 +189,7 @@ const GOES_ON: [(&str, Act); 5] = [
     ("detach", |_, owner| match owner.detach(LEASE) {
         Ok(_) => None,
         Err(refused) => {
-            assert_eq!(refused.error.kind(), ErrorKind::Cancelled);
+            assert_eq!(refused.error.kind(), ErrorKind::Superseded);
             Some("Superseded")
         }
     }),

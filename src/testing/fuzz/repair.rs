@@ -4,11 +4,14 @@ use std::ops::Range;
 
 use super::base::Files;
 use crate::format::{self, Draft, Record, Role, SegmentHeader, verify};
+use crate::recovery::STORE_FILE;
 use crate::testing::decoders::{repair_block, repair_record};
 use crate::{hint, segment};
 
 /// Where the commit word of a record tells its kind and length, and where its head ends.
 const WORD: Range<usize> = 4..8;
+/// Where the store file tells the hash seed.
+const SEED: Range<usize> = 32..48;
 
 /// Which checks are made to hold.
 #[derive(Clone, Copy, Debug)]
@@ -23,9 +26,10 @@ pub(super) struct Repair {
 impl Repair {
     /// Makes them hold in all files.
     pub(super) fn apply(self, files: &mut Files) {
+        let seed = files.get(STORE_FILE).and_then(|bytes| bytes.get(SEED)).unwrap_or_default().to_vec();
         for (name, bytes) in files.iter_mut() {
             if self.hints && hint::file_index(name).is_some() {
-                repair_hint(bytes);
+                repair_hint(bytes, &seed);
             } else if segment::file_index(name).is_none() {
                 if self.store_file
                     && let Some(block) = bytes.get_mut(..format::STORE_FILE_BYTES)
@@ -110,11 +114,11 @@ fn repair_records(bytes: &mut [u8], header: &SegmentHeader) {
     }
 }
 
-fn repair_hint(bytes: &mut [u8]) {
+fn repair_hint(bytes: &mut [u8], seed: &[u8]) {
     let mut digest = [0; 16];
     let Some((head, entries)) = bytes.split_at_mut_checked(format::HINT_HEAD_BYTES) else { return };
     let Some((covered, place)) = head.split_last_chunk_mut::<16>() else { return };
-    blake3::Hasher::new().update(covered).update(entries).finalize_xof().fill(&mut digest);
+    blake3::Hasher::new().update(seed).update(covered).update(entries).finalize_xof().fill(&mut digest);
     *place = digest;
 }
 

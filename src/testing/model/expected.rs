@@ -184,7 +184,7 @@ impl From<&Result<Token, NotStored>> for Expected {
         match answer {
             Ok(_) => Self::Done,
             // A guard that is no longer the latest has no other way to say so.
-            Err(not_stored) if not_stored.error.kind() == ErrorKind::Cancelled => Self::Superseded,
+            Err(not_stored) if not_stored.error.kind() == ErrorKind::Superseded => Self::Superseded,
             Err(not_stored) => Self::from(&not_stored.error),
         }
     }

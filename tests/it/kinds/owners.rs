@@ -39,7 +39,8 @@ const ENDS: [Named<End>; 8] = [
     ("interrupt", |_, old| old.interrupt()),
     ("detach_async", |_, old| {
         let not_stored = block_on(old.detach_async(LEASE)).unwrap_err();
-        assert_eq!(not_stored.error.kind(), ErrorKind::Cancelled);
+        assert_eq!(not_stored.error.kind(), ErrorKind::Superseded);
+        assert!(!not_stored.error.is_transient(), "it never comes back");
     }),
 ];
 

@@ -213,6 +213,9 @@ fn a_directory_is_a_store_or_none_or_a_damaged_one() {
                 (ErrorKind::UnsupportedFormat, &["segment-0000000", " has format version 7", "version 1"])
             }
             "a segment is there twice" => (ErrorKind::Corrupt, &["segment-0000000", "the same segment number"]),
+            "no segment is there" if facts.segments == Segments::Rotten => {
+                (ErrorKind::Corrupt, &["segment-0000000", "both copies of its header", "no segment lies beside it"])
+            }
             "no segment is there" => {
                 (ErrorKind::Corrupt, &["keyonce.store is corrupt at byte 0: no segment lies beside it"])
             }

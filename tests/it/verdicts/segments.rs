@@ -216,7 +216,7 @@ fn a_segment_is_of_the_chain_or_missed_or_out_of_use() {
         let (directory, name) = facts.lay_out();
         let row = rows.only(&facts);
         match row {
-            "missed" => missed(&directory, &facts),
+            "missed" => missed(&directory, &facts, &name),
             "cut below the synced" => {
                 let said = refused(&directory, &facts, ErrorKind::Corrupt);
                 assert!(said.starts_with(&format!("{name} is corrupt at byte ")), "{facts:?}: {said}");
@@ -234,8 +234,8 @@ fn a_segment_is_of_the_chain_or_missed_or_out_of_use() {
     rows.all_hit("one segment");
 }
 
-/// Who names the segment that is not there says so.
-fn missed(directory: &Directory, facts: &Facts) {
+/// Who names the segment that is not there says so, and where its file is there without a sound header, that is named.
+fn missed(directory: &Directory, facts: &Facts, name: &str) {
     let said = refused(directory, facts, ErrorKind::Corrupt);
     let number = facts.index() + 1;
     // A newest segment that was synced has one behind it that was made ready, and names it.
@@ -251,7 +251,12 @@ fn missed(directory: &Directory, facts: &Facts) {
         (true, Role::Rolled) => "segment-00000002.keyonce".to_owned(),
         _ => format!("segment-{:08x}.keyonce", number + 1),
     };
-    assert!(said.starts_with(&format!("{by} is corrupt at byte ")), "{facts:?}: {said}");
+    if facts.spoilt == Spoilt::BothCopiesBad {
+        let told = format!("{name} is corrupt at byte 0: both copies of its header fail their checks; {by}: ");
+        assert!(said.starts_with(&told), "{facts:?}: {said}");
+    } else {
+        assert!(said.starts_with(&format!("{by} is corrupt at byte ")), "{facts:?}: {said}");
+    }
 }
 
 fn opened(directory: &Directory, facts: &Facts, name: &str) {
