@@ -316,7 +316,13 @@ fn what_was_acknowledged_survives_kills_while_segments_roll_retire_and_are_writt
         }
         let random = mixed(round);
         let name = SYSTEM_CALLS[usize::try_from(random % SYSTEM_CALLS.len() as u64).unwrap()];
-        let n = 1 + random / 64 % if round % 3 == 0 { 8 } else { 120 };
+        let n_max = match name {
+            // A child leaves few.
+            HINT_WRITE => 3,
+            _ if round % 3 == 0 => 8,
+            _ => 120,
+        };
+        let n = 1 + random / 64 % n_max;
         let kill_at = (strace && round % 4 != 1).then_some((name, n));
         let lines_max = kill_at.is_none().then_some(20 + random / 8 % 2000);
         run(child(&dir, round, ledger.now_ms + 20, kill_at, 1500), lines_max, &mut ledger);
@@ -368,8 +374,9 @@ fn a_creation_that_is_killed_at_any_system_call_leaves_a_directory_that_opens() 
     assert!(kills >= 10, "only {kills} kills hit the creation");
 }
 
-/// A child is killed when it writes its n-th hint, and the next one goes on with what it left: the hint stands there
-/// empty, and its segment is read instead.
+/// A child is killed when one of its threads writes its n-th hint, and the next one goes on with what it left: the hint
+/// stands there empty, and its segment is read instead. Hints are left when there is time, so not every child comes so
+/// far.
 #[test]
 fn a_hint_that_is_being_written_at_the_kill_costs_nothing() {
     if !strace_works() {
@@ -378,19 +385,31 @@ fn a_hint_that_is_being_written_at_the_kill_costs_nothing() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().canonicalize().unwrap().join("store");
     let mut ledger = Ledger { now_ms: 1_767_225_600_000, ..Ledger::default() };
-    for n in 1..=3 {
-        let came = run(child(&dir, n, ledger.now_ms + 20, Some((HINT_WRITE, n)), 1500), None, &mut ledger);
-        assert!(came == Came::AtWork && moments(&dir).contains(&"hint being written"), "hint {n}: {came:?}");
+    // A child that ends by itself has had that many acknowledged, and as many again for their ends.
+    let keys = 1500;
+    let mut kills = 0;
+    // Even rounds wait for their syncs, and give the helper its turn.
+    for round in (0..60).step_by(2) {
+        let n = 1 + round / 2 % 3;
+        let before = ledger.acknowledged;
+        run(child(&dir, round, ledger.now_ms + 20, Some((HINT_WRITE, n)), keys), None, &mut ledger);
+        if ledger.acknowledged - before < keys {
+            assert!(moments(&dir).contains(&"hint being written"), "round {round}");
+            kills += 1;
+        }
         let copy = root.path().join("copy");
         copy_files(&dir, &copy);
-        let store = Store::open(&copy, options(n, &ManualClock::new(ledger.now_ms))).unwrap();
+        let store = Store::open(&copy, options(round, &ManualClock::new(ledger.now_ms))).unwrap();
         ledger.check(&store);
-        assert!(ledger.lost.is_empty(), "hint {n}: {:#?}", ledger.lost);
+        assert!(ledger.lost.is_empty(), "round {round}: {:#?}", ledger.lost);
         drop(store);
         fs::remove_dir_all(copy).unwrap();
+        if kills == 3 {
+            break;
+        }
     }
-    assert!(ledger.acknowledged > 100, "{} acknowledgements prove nothing", ledger.acknowledged);
-    tell(&format!("hints: killed at 3 of them, {} acknowledgements, 0 lost", ledger.acknowledged));
+    tell(&format!("hints: {kills} kills, {} acknowledgements, 0 lost", ledger.acknowledged));
+    assert!(kills == 3 && ledger.acknowledged > 100, "{kills} kills, {} acknowledgements", ledger.acknowledged);
 }
 
 /// Row D6: an opening is killed ten times running, each time further on or nearer to its start, and what comes of it is
