@@ -319,6 +319,8 @@ fn what_was_acknowledged_survives_kills_while_segments_roll_retire_and_are_writt
         let n_max = match name {
             // A child leaves few.
             HINT_WRITE => 3,
+            // Nor does the creation of a store take many.
+            _ if !dir.exists() => 5,
             _ if round % 3 == 0 => 8,
             _ => 120,
         };
