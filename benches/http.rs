@@ -5,16 +5,17 @@
 //! KEYONCE_BENCH_ROUNDS=9 KEYONCE_BENCH_DIR=/mnt/disk cargo bench --bench http    # longer, on that disk
 //! ```
 //!
-//! - *Called*: the service is called in the process, once without the layer and once with it, in turn; the difference of
-//!   the medians is what the layer adds: key, fingerprint, reserve, a task of its own, the answer's form, complete.
+//! - *Called*: the service is called in the process, once without the layer and once with it, in turn; the difference
+//!   of the medians is what the layer adds: key, fingerprint, reserve, a task of its own, the answer's form, complete.
 //! - *Connection*: one client on one kept-alive connection of loopback, HTTP/1.1, again with and without the layer.
-//! - *Under load*: eight kept-alive connections at once, by batches of requests; what a batch takes of the processor, by
-//!   its requests, client and server together.
+//! - *Under load*: eight kept-alive connections at once, by batches of requests; what a batch takes of the processor,
+//!   by its requests, client and server together.
 //! - *At once*: 1000 requests of tasks under 100 keys; how often the work was done, and how long all took.
 //! - *Sync* is the yardstick of PowerLoss: 512 bytes into written blocks, and `fdatasync`.
 //!
-//! Each request has a body of 200 bytes and is answered with 200 bytes. Medians of single requests, or of batches; of the
-//! rounds the median again. The runtime has one thread, so that a figure is what the processor does and not how threads are woken.
+//! Each request has a body of 200 bytes and is answered with 200 bytes. Medians of single requests, or of batches; of
+//! the rounds the median again. The runtime has one thread, so that a figure is what the processor does and not how
+//! threads are woken.
 
 mod sync;
 #[expect(dead_code, reason = "benches share it, and each uses a part")]
@@ -151,8 +152,8 @@ async fn over_a_connection(layer: &IdempotencyLayer<Scoped>, requests: u64) -> P
     Pair { bare_us: median(&bare), guarded_us: median(&guarded) }
 }
 
-/// The same over several kept-alive connections at once: what a request takes of the one processor, by batches without the
-/// layer and with it, in turn.
+/// The same over several kept-alive connections at once: what a request takes of the one processor, by batches without
+/// the layer and with it, in turn.
 async fn under_load(layer: &IdempotencyLayer<Scoped>, requests: u64) -> Pair {
     let (serving, at) = serve(layer).await;
     let mut sockets = Vec::new();

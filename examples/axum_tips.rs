@@ -1,5 +1,5 @@
-//! Readers tip writers. The save is slow, the client has no patience and tries again: the naive route charges the reader
-//! once for each try, the safe one once.
+//! Readers tip writers. The save is slow, the client has no patience and tries again: the naive route charges the
+//! reader once for each try, the safe one once.
 //!
 //! ```text
 //! cargo run --example axum_tips [DIRECTORY]

@@ -212,8 +212,8 @@ pub enum ErrorKind {
     Closed,
     /// The caller asked for the call to stop.
     Cancelled,
-    /// The reservation is no longer the latest of its key: another owner, or an operator, decides the key's fate. Nothing
-    /// was changed. Drop the guard and ask about the key anew, as after
+    /// The reservation is no longer the latest of its key: another owner, or an operator, decides the key's fate.
+    /// Nothing was changed. Drop the guard and ask about the key anew, as after
     /// [`Completion::Superseded`](crate::Completion::Superseded).
     Superseded,
 }

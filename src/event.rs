@@ -115,15 +115,15 @@ pub enum Event {
     /// What to do: stop taking work, close the store, have the disk looked at, open again. What was acknowledged is
     /// safe; what was being written gets its verdict when the store is opened.
     Poisoned(Error),
-    /// The record of an unfinished key, which has to be kept, fails its checks, so the segment that it lies in cannot be
-    /// given up when its time is over, nor any behind it: the log grows. Told once for each such segment.
+    /// The record of an unfinished key, which has to be kept, fails its checks, so the segment that it lies in cannot
+    /// be given up when its time is over, nor any behind it: the log grows. Told once for each such segment.
     ///
-    /// What to do: keep a copy of the directory before the store is closed, since opening it would be refused, and have the
-    /// disk looked at. Once every unfinished key of that age is finished by its owner, or settled, the segment goes, and the
-    /// damage with it.
+    /// What to do: keep a copy of the directory before the store is closed, since opening it would be refused, and have
+    /// the disk looked at. Once every unfinished key of that age is finished by its owner, or settled, the segment
+    /// goes, and the damage with it.
     Damaged(Error),
-    /// There is no room: a call was refused, or the next segment could not be made ready ahead of need. Told at most once
-    /// a minute.
+    /// There is no room: a call was refused, or the next segment could not be made ready ahead of need. Told at most
+    /// once a minute.
     ///
     /// What to do: free disk space, or plan for more keys. Until then what needs a new segment is refused, completions
     /// too: their guards come back, and nothing is lost.

@@ -64,11 +64,11 @@
 //!
 //! # Tasks
 //!
-//! Every call on a key has a twin that ends in `_async`. It returns a future that is `Send + 'static` (with work of your
-//! own in it: if that is), runs on any executor, blocks no thread, and may be dropped at any time: before the work has
-//! begun, nothing is left behind; after that the key is interrupted, as it is when a guard is dropped, or its response
-//! stored. Opening a store, going through a list of keys and dropping the last handle block: do these on a thread that
-//! may, and [`Store::close_async`] first.
+//! Every call on a key has a twin that ends in `_async`. It returns a future that is `Send + 'static` (with work of
+//! your own in it: if that is), runs on any executor, blocks no thread, and may be dropped at any time: before the work
+//! has begun, nothing is left behind; after that the key is interrupted, as it is when a guard is dropped, or its
+//! response stored. Opening a store, going through a list of keys and dropping the last handle block: do these on a
+//! thread that may, and [`Store::close_async`] first.
 //!
 //! # Threads
 //!
@@ -123,8 +123,8 @@
 //! `store` and `reservation` are the public face; `engine` knows the order of steps; `state` decides, purely; `index`
 //! finds the latest record of a key, `log` appends records to `segment`s, `commit` makes them durable, `recovery`
 //! opens, by what `scan` reads of a segment or a `hint` says of it; `format` alone knows bytes, `storage` files, and
-//! `map` holds all unsafe code. `http` (feature `tower`) stands on the public face, as any user's code does. Imports point
-//! down only.
+//! `map` holds all unsafe code. `http` (feature `tower`) stands on the public face. Imports point down
+//! only.
 //!
 //! # Features
 //!

@@ -29,7 +29,8 @@ mod table;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use self::survey::{Copies, Survey};
+use self::ahead::Copies;
+use self::survey::Survey;
 use self::table::Table;
 pub(crate) use self::table::shard_of;
 use crate::clock::{HeldJump, StoreTime};

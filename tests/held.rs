@@ -1,5 +1,5 @@
-//! What the layer of the feature `tower` holds in memory of each request in flight: what the limits of the bodies allow,
-//! and little besides.
+//! What the layer of the feature `tower` holds in memory of each request in flight: what the limits of the bodies
+//! allow, and little besides.
 //!
 //! A binary of its own, with one test: the allocator counts for the whole process. It prints what it measures.
 #![cfg(not(loom))]

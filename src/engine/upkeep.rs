@@ -38,7 +38,8 @@ impl Engine {
         let Some(_turn) = self.turn_to_keep_house.take(true) else { return Ok(()) };
         self.refuse_closed()?;
         if self.retire_what_is_over().is_err() {
-            // Full, poisoned or closed: what was to be given up stays, and who writes next is told. Damaged: who listens is.
+            // Full, poisoned or closed: what was to be given up stays, and who writes next is told. Damaged: who
+            // listens is.
         }
         // When that fails nothing was promised to anyone: who needs the room tries again, and is told.
         let prepared = self.log.prepare_successor(&self.commit);

@@ -344,8 +344,8 @@ pub(crate) fn verify(bytes: &[u8], salt: u64, lsn: u64) -> Result<Seen<'_>, Bad>
 }
 
 /// How far behind the start of `bytes`, where no record can be vouched for, the next head stands whose check holds: all
-/// of them, when there is none. Linear: empty stretches are skipped as such, and what cannot be a head is not checked as
-/// one.
+/// of them, when there is none. Linear: empty stretches are skipped as such, and what cannot be a head is not checked
+/// as one.
 pub(crate) fn to_next_head(bytes: &[u8], salt: u64, lsn: u64) -> usize {
     let (words, _) = bytes.as_chunks::<UNIT_BYTES>();
     let mut at = 1;

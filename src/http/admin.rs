@@ -58,9 +58,10 @@ pub struct Admin {
 /// | `POST /key/release?scope=S&id=I&token=T` | nothing happened under an interrupted key: the next request runs as new |
 /// | `POST /key/forget?scope=S&id=I&reason=R` | any key is as if it had never been; the reason stands in the log |
 ///
-/// Scope and id are percent-encoded, as lists tell them. `token` is the one that was told with the key: if another attempt
-/// has come meanwhile nothing is done, and the answer is 409. What is unknown is 404, what lacks something 400, an answer
-/// larger than the store takes 413. A `POST` that a browser sends for a page of another site (`Sec-Fetch-Site`) is 403.
+/// Scope and id are percent-encoded, as lists tell them. `token` is the one that was told with the key: if another
+/// attempt has come meanwhile nothing is done, and the answer is 409. What is unknown is 404, what lacks something 400,
+/// an answer larger than the store takes 413. A `POST` that a browser sends for a page of another site
+/// (`Sec-Fetch-Site`) is 403.
 ///
 /// ```
 /// # fn check(store: keyonce::Store) -> axum::Router {
@@ -176,12 +177,13 @@ impl Admin {
     }
 
     async fn list(&self, query: &Query) -> Result<Told, Refusal> {
-        let wanted = match query.text("state").as_deref() {
+        let states = [KeyState::InFlight, KeyState::Interrupted, KeyState::Done];
+        let wanted = match query.text("state") {
             None => None,
-            Some("in-flight") => Some(KeyState::InFlight),
-            Some("interrupted") => Some(KeyState::Interrupted),
-            Some("done") => Some(KeyState::Done),
-            Some(_) => return Err(Refusal::Bad("the state is in-flight, interrupted or done")),
+            Some(name) => {
+                let known = states.into_iter().find(|state| name_of(*state) == name);
+                Some(known.ok_or(Refusal::Bad("the state is in-flight, interrupted or done"))?)
+            }
         };
         let limit = match query.text("limit").map(|limit| limit.parse::<usize>()) {
             None => LISTED,
@@ -286,17 +288,20 @@ fn is_cross_site(parts: &request::Parts) -> bool {
     said.is_some_and(|site| ![b"same-origin".as_slice(), b"none"].contains(&site))
 }
 
-/// What is known of a key.
-fn described(key: &Key, info: &KeyInfo) -> Value {
-    let state = match info.state {
+fn name_of(state: KeyState) -> &'static str {
+    match state {
         KeyState::InFlight => "in-flight",
         KeyState::Interrupted => "interrupted",
         KeyState::Done => "done",
-    };
+    }
+}
+
+/// What is known of a key.
+fn described(key: &Key, info: &KeyInfo) -> Value {
     json!({
         "scope": encoded(key.scope()),
         "id": encoded(key.id()),
-        "state": state,
+        "state": name_of(info.state),
         // A string, since it may be beyond what a float holds.
         "token": info.token.to_string(),
         "attempt": info.attempt,

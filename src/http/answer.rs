@@ -28,8 +28,8 @@ const VERSION: u8 = 1;
 
 /// An answer as it is stored and replayed: status, header lines in order, body, trailers.
 ///
-/// A [cleaner](super::IdempotencyLayer::clean) is shown it before it is stored, and a reconciler or a completer makes one
-/// of the outcome that it found out about:
+/// A [cleaner](super::IdempotencyLayer::clean) is shown it before it is stored, and a reconciler or a completer makes
+/// one of the outcome that it found out about:
 ///
 /// ```
 /// use keyonce::http::Answer;

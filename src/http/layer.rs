@@ -15,7 +15,7 @@ use super::policy::{Found, StoredHeaders, Verdict};
 use super::problem::Dialect;
 use super::run::Runs;
 use super::service::Idempotency;
-use super::{Answer, Recipe};
+use super::{Answer, Recipe, media_type};
 use crate::key::Key;
 use crate::options::{Durability, OnDrop, OnInterrupted, ReserveOptions};
 use crate::reservation::KeyInfo;
@@ -69,8 +69,8 @@ impl fmt::Debug for Scoped {
     }
 }
 
-/// Gives the routes of any tower service the `Idempotency-Key` header: a retry is answered with the first answer, and the
-/// work is done once.
+/// Gives the routes of any tower service the `Idempotency-Key` header: a retry is answered with the first answer, and
+/// the work is done once.
 ///
 /// It becomes a layer by [`scope`](Self::scope), which keeps the keys of different callers apart, or by
 /// [`shared_scope`](Self::shared_scope), which says aloud that nothing does; without either it does not compile:
@@ -107,7 +107,8 @@ impl fmt::Debug for Scoped {
 /// | [`expires_header`](Self::expires_header) | off |
 ///
 /// The store's own `lease`, `on_interrupted` and `on_drop` do not count here: a run that ends without an answer, by a
-/// panic as well, always leaves its key interrupted. A value that the store refuses, such as a retention longer than its window, makes it answer 503.
+/// panic as well, always leaves its key interrupted. A value that the store refuses, such as a retention longer than
+/// its window, makes it answer 503.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is put into it"]
 pub struct IdempotencyLayer<S = Unscoped> {
@@ -180,8 +181,8 @@ impl IdempotencyLayer {
     }
 
     /// Whose key it is: the same key in two scopes is two keys. Make it of what the services around the layer found out
-    /// about the caller, such as the account in the request's extensions; never of what a caller may freely say. At most
-    /// 255 bytes. `None` refuses the request with 403.
+    /// about the caller, such as the account in the request's extensions; never of what a caller may freely say. At
+    /// most 255 bytes. `None` refuses the request with 403.
     pub fn scope<T: AsRef<[u8]>>(
         self,
         scope: impl Fn(&request::Parts) -> Option<T> + Send + Sync + 'static,
@@ -190,8 +191,8 @@ impl IdempotencyLayer {
         IdempotencyLayer { config: self.config, scope }
     }
 
-    /// One scope for all callers: anybody who knows or guesses a key and sends the same request is shown its answer. For
-    /// services with one caller, or whose keys nobody can guess.
+    /// One scope for all callers: anybody who knows or guesses a key and sends the same request is shown its answer.
+    /// For services with one caller, or whose keys nobody can guess.
     ///
     /// # Panics
     ///
@@ -210,14 +211,14 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.header = name)
     }
 
-    /// Takes keys in quotes alone, as the IETF draft has them. By default bare ones are taken as well; both spellings of
-    /// the same characters are the same key.
+    /// Takes keys in quotes alone, as the IETF draft has them. By default bare ones are taken as well; both spellings
+    /// of the same characters are the same key.
     pub fn quoted_keys_only(self) -> Self {
         self.with(|config| config.bare_keys = false)
     }
 
-    /// Which methods are guarded. Requests of any other pass through, with or without a key. Default POST and PATCH, the
-    /// two that are not idempotent by themselves.
+    /// Which methods are guarded. Requests of any other pass through, with or without a key. Default POST and PATCH,
+    /// the two that are not idempotent by themselves.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.with(|config| config.methods = methods.into_iter().collect())
     }
@@ -234,9 +235,9 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// Which address a request was sent to, where the one that the layer sees is only a part of it: its path and query
-    /// make the fingerprint. A layer inside a router that axum nests in another has to say so, since axum takes the prefix
-    /// away: otherwise `/accounts/1/charges` and `/accounts/2/charges` are the same request to it. Default, and where the
-    /// function gives `None`, the URI of the request.
+    /// make the fingerprint. A layer inside a router that axum nests in another has to say so, since axum takes the
+    /// prefix away: otherwise `/accounts/1/charges` and `/accounts/2/charges` are the same request to it. Default, and
+    /// where the function gives `None`, the URI of the request.
     ///
     /// ```
     /// use axum::extract::OriginalUri;
@@ -257,8 +258,8 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.recipe = recipe)
     }
 
-    /// A recipe of an earlier release, under which keys that are still remembered were stored: a retry that matches by it
-    /// is no mismatch. May be called several times.
+    /// A recipe of an earlier release, under which keys that are still remembered were stored: a retry that matches by
+    /// it is no mismatch. May be called several times.
     pub fn accept_also(self, earlier: Recipe) -> Self {
         self.with(|config| config.accept_also.push(earlier))
     }
@@ -269,8 +270,8 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// How large a body is stored, in bytes. It is held in memory until it is; what is larger is passed on as it comes,
-    /// done when it has come to its end, and a retry is told that the body was not kept. Default 256 KiB. The store has a
-    /// limit of its own, [`Options::response_bytes_max`](crate::Options::response_bytes_max).
+    /// done when it has come to its end, and a retry is told that the body was not kept. Default 256 KiB. The store has
+    /// a limit of its own, [`Options::response_bytes_max`](crate::Options::response_bytes_max).
     pub fn response_bytes_max(self, bytes: usize) -> Self {
         self.with(|config| config.response_bytes_max = bytes)
     }
@@ -286,8 +287,9 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.wait = at_most)
     }
 
-    /// How long a request counts as running without a sign of life. While it runs that is renewed at every moment, so it is
-    /// what `Retry-After` tells; and a client that takes no frame of a body for so long counts as gone. Default 30 s.
+    /// How long a request counts as running without a sign of life. While it runs that is renewed at every moment, so
+    /// it is what `Retry-After` tells; and a client that takes no frame of a body for so long counts as gone. Default
+    /// 30 s.
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|config| {
             config.lease = lease;
@@ -296,8 +298,8 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// How long the lease of a running request is renewed. A request that hangs for longer no longer counts as running:
-    /// its key is interrupted, and its answer still counts if it comes before anybody took over. A body that nobody listens
-    /// to any more is dropped then. Default 1 h; above 0, to 100 years.
+    /// its key is interrupted, and its answer still counts if it comes before anybody took over. A body that nobody
+    /// listens to any more is dropped then. Default 1 h; above 0, to 100 years.
     pub fn run_at_most(self, at_most: Duration) -> Self {
         self.with(|config| {
             config.run_at_most = at_most;
@@ -333,8 +335,8 @@ impl<S> IdempotencyLayer<S> {
     }
 
     /// Runs a request again whose first run crashed or was dropped; for work that may safely be done twice, as when its
-    /// receiver honours the downstream key. After a lapsed lease it is still 409, since that run may be at work. Default:
-    /// 409.
+    /// receiver honours the downstream key. After a lapsed lease it is still 409, since that run may be at work.
+    /// Default: 409.
     pub fn take_over(self) -> Self {
         self.with(|config| {
             config.when_interrupted = WhenInterrupted::TakeOver;
@@ -342,9 +344,9 @@ impl<S> IdempotencyLayer<S> {
         })
     }
 
-    /// Asks what became of a request that began and did not finish, by [`Key::downstream_key`], when it comes again. The
-    /// function is told the key and what is known of it. Where its `cause` is a lapsed lease, the first run may still be at
-    /// work.
+    /// Asks what became of a request that began and did not finish, by [`Key::downstream_key`], when it comes again.
+    /// The function is told the key and what is known of it. Where its `cause` is a lapsed lease, the first run may
+    /// still be at work.
     ///
     /// ```
     /// use keyonce::http::{Answer, Found, IdempotencyLayer};
@@ -376,15 +378,15 @@ impl<S> IdempotencyLayer<S> {
         self.with(|config| config.stored_headers = stored)
     }
 
-    /// Changes an answer before it is stored, to keep secrets off the disk. The first client gets what the service said.
-    /// A `Content-Length` goes where the body has another one; what else tells of it, such as a digest, is for the function
-    /// to change.
+    /// Changes an answer before it is stored, to keep secrets off the disk. The first client gets what the service
+    /// said. A `Content-Length` goes where the body has another one; what else tells of it, such as a digest, is for
+    /// the function to change.
     pub fn clean(self, clean: impl Fn(&mut Answer) + Send + Sync + 'static) -> Self {
         self.with(|config| config.clean = Some(Arc::new(clean)))
     }
 
-    /// Whether this request may still be shown the answer; the status that refuses it, if not. For services whose callers
-    /// can lose their rights between two tries.
+    /// Whether this request may still be shown the answer; the status that refuses it, if not. For services whose
+    /// callers can lose their rights between two tries.
     pub fn may_replay(
         self,
         may: impl Fn(&request::Parts, &Key) -> Result<(), StatusCode> + Send + Sync + 'static,
@@ -409,8 +411,8 @@ impl<S> IdempotencyLayer<S> {
 
     /// Stripe's rules: POST alone; a key may be missing; the first status and body are final, 5xx as well
     /// ([`Verdict::by_status_as_stripe`]); replays carry `Idempotent-Replayed`; a mismatch is 400 of the type
-    /// `idempotency_error`, and a request in flight 409 with the code `idempotency_key_in_use`. What is set after it goes
-    /// before it.
+    /// `idempotency_error`, and a request in flight 409 with the code `idempotency_key_in_use`. What is set after it
+    /// goes before it.
     pub fn stripe(self) -> Self {
         self.methods([Method::POST]).required(false).with(|config| {
             config.verdict = Arc::new(|head| Verdict::by_status_as_stripe(head.status));
@@ -469,7 +471,6 @@ impl<S> fmt::Debug for IdempotencyLayer<S> {
 }
 
 fn is_endless(parts: &response::Parts) -> bool {
-    let said = parts.headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = said.split(';').next().unwrap_or_default().trim();
-    ["text/event-stream", "multipart/x-mixed-replace"].iter().any(|endless| essence.eq_ignore_ascii_case(endless))
+    let said = media_type(&parts.headers);
+    ["text/event-stream", "multipart/x-mixed-replace"].iter().any(|endless| said.eq_ignore_ascii_case(endless))
 }

@@ -12,7 +12,8 @@ use super::Answer;
 
 /// What an answer of the inner service means for the key.
 ///
-/// The layer judges by the head of the answer; a handler that knows better puts a verdict into its response's extensions:
+/// The layer judges by the head of the answer; a handler that knows better puts a verdict into its response's
+/// extensions:
 ///
 /// ```
 /// use keyonce::http::Verdict;

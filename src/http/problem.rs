@@ -8,6 +8,7 @@ use http::{Response, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde_json::json;
 
+use super::media_type;
 use crate::reservation::KeyState;
 
 /// Where the docs of each problem are, once the crate's are published: the base of the `type` URIs.
@@ -18,12 +19,13 @@ const GRPC_MESSAGE: AsciiSet = CONTROLS.add(b'%');
 
 /// What a client is told when its request is neither run nor replayed.
 ///
-/// Each is a document of type `application/problem+json` (RFC 9457), whose `type` is the address of the variant in these
-/// docs and never changes: `https://docs.rs/keyonce/latest/keyonce/http/enum.Problem.html#variant.` and the variant's
-/// name. Beside `title`, `status` and `detail` it has the member `retryable`: whether the client should send the same
-/// request again, unchanged. The same address stands in a `Link` header of the relation `describedby`, as the IETF draft
-/// asks for. In Stripe's dialect it is `{"error": {"type": .., "code": .., "message": ..}}`. A gRPC client, which says so
-/// by its content type, gets a gRPC status instead, with the same `Link` and `Retry-After` in its metadata.
+/// Each is a document of type `application/problem+json` (RFC 9457), whose `type` is the address of the variant in
+/// these docs and never changes: `https://docs.rs/keyonce/latest/keyonce/http/enum.Problem.html#variant.` and the
+/// variant's name. Beside `title`, `status` and `detail` it has the member `retryable`: whether the client should send
+/// the same request again, unchanged. The same address stands in a `Link` header of the relation `describedby`, as the
+/// IETF draft asks for. In Stripe's dialect it is `{"error": {"type": .., "code": .., "message": ..}}`. A gRPC client,
+/// which says so by its content type, gets a gRPC status instead, with the same `Link` and `Retry-After` in its
+/// metadata.
 ///
 /// | problem | status | Stripe's dialect | gRPC | the client |
 /// |---|---|---|---|---|
@@ -100,7 +102,8 @@ pub enum Problem {
         /// When it is worth trying again.
         retry_after: Duration,
     },
-    /// The request ran, and its answer could not be stored; so it is not told, since a retry would not be told the same.
+    /// The request ran, and its answer could not be stored; so it is not told, since a retry would not be told the
+    /// same.
     NotStored {
         /// When it is worth trying again.
         retry_after: Duration,
@@ -128,8 +131,7 @@ pub(super) enum Dialect {
 impl Dialect {
     /// The dialect in which a request is answered: a gRPC client understands its own alone.
     pub(super) fn of(self, headers: &HeaderMap) -> Self {
-        let said = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        if said.starts_with(b"application/grpc") { Self::Grpc } else { self }
+        if media_type(headers).starts_with("application/grpc") { Self::Grpc } else { self }
     }
 }
 

@@ -1,14 +1,15 @@
 //! Which parts of a request make its fingerprint, and in what form.
 //!
 //! Each part goes in under its name and framed by its length, so that no two requests that differ in a chosen part give
-//! the same input to the digest. The input begins with the version of the recipe; what it
-//! is made of is frozen by golden values in the tests.
+//! the same input to the digest. The input begins with the version of the recipe; what it is made of is frozen by
+//! golden values in the tests.
 
 use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::request::Parts;
 
 use super::json::canonical;
+use super::media_type;
 use crate::key::Fingerprint;
 
 /// The version of the recipe, the first part of every fingerprint. Frozen.
@@ -19,8 +20,9 @@ const VERSION: &str = "keyonce http recipe 1";
 /// By default the method, the path, the query, the content type (with the content encoding) and the body, each byte for
 /// byte. What a service leaves out may differ between two requests that it treats as one.
 ///
-/// A recipe is part of what is remembered: a retry under another recipe is a mismatch. When a release changes it, name the
-/// earlier one in [`IdempotencyLayer::accept_also`](super::IdempotencyLayer::accept_also) for as long as keys are kept.
+/// A recipe is part of what is remembered: a retry under another recipe is a mismatch. When a release changes it, name
+/// the earlier one in [`IdempotencyLayer::accept_also`](super::IdempotencyLayer::accept_also) for as long as keys are
+/// kept.
 ///
 /// ```
 /// use keyonce::http::Recipe;
@@ -165,9 +167,8 @@ fn frame(head: &mut Vec<u8>, part: impl AsRef<[u8]>) {
 
 /// Whether a request says that its body is JSON, as it stands on the wire.
 fn is_json(parts: &Parts) -> bool {
-    let said = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = said.split(';').next().unwrap_or_default().trim();
-    let json = essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json");
+    let said = media_type(&parts.headers);
+    let json = said.eq_ignore_ascii_case("application/json") || said.to_ascii_lowercase().ends_with("+json");
     json && !parts.headers.contains_key(CONTENT_ENCODING)
 }
 

@@ -1,9 +1,11 @@
-//! The run of an owned request: on a task of its own, so that a client that hangs up ends nothing.
+//! The run of an owned request: from when it first waits on a task of its own, so that a client that hangs up ends
+//! nothing.
 //!
 //! The task owns the reservation. Whatever becomes of it, a panic included, the reservation is completed, given back or
 //! dropped, and a dropped one is interrupted. The connection only waits for what the task says, after it was stored.
 //!
-//! This is the one file that needs a runtime: tokio's, which axum, tonic and hyper's own examples run on.
+//! It needs a runtime, as do the lists of the admin service: tokio's, which axum, tonic and hyper's own examples run
+//! on.
 
 use std::future::poll_fn;
 use std::panic::resume_unwind;

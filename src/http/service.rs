@@ -198,8 +198,9 @@ impl Asks {
         }
     }
 
-    /// Asks the store, waits for who is at work, and asks whoever may know what became of a key that is interrupted. Who
-    /// does not run yet keeps nobody else from being served: a clone of the inner service is asked anew whether it is ready.
+    /// Asks the store, waits for who is at work, and asks whoever may know what became of a key that is interrupted.
+    /// Who does not run yet keeps nobody else from being served: a clone of the inner service is asked anew whether it
+    /// is ready.
     async fn settle<S: Clone>(&self, body: &Whole, inner: &mut S) -> Result<Reserve, Problem> {
         let with = match self.config.issued_at.as_ref().and_then(|issued_at| issued_at(&self.parts, self.key.id())) {
             Some(issued_at) => self.config.with.clone().issued_at(issued_at),

@@ -10,7 +10,6 @@ use crate::scan::{Reading, Scan, Seal};
 use crate::segment::Life;
 
 use super::heads::{Link, spare};
-use super::survey::Copies;
 
 /// So many entries are kept of what is read ahead; what is beyond is read again.
 const ENTRIES_KEPT_MAX: usize = 1 << 20;
@@ -154,4 +153,20 @@ fn is_whole<'a>(seal: &Seal, group: impl Iterator<Item = (&'a Life, &'a Vec<u32>
         }
     }
     Ok(count == seal.count && copies.digest() == seal.digest)
+}
+
+/// The digest that a `Sealed` carries: BLAKE3 of the copies' bytes in the order of the log, its first half.
+#[derive(Debug, Default)]
+pub(super) struct Copies(blake3::Hasher);
+
+impl Copies {
+    pub(super) fn add(&mut self, record: &[u8]) {
+        self.0.update(record);
+    }
+
+    pub(super) fn digest(&self) -> [u8; 16] {
+        let mut digest = [0; 16];
+        self.0.finalize_xof().fill(&mut digest);
+        digest
+    }
 }

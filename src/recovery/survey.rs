@@ -87,8 +87,8 @@ impl Survey {
     }
 
     /// Reads every segment that was not read yet, or its hint, and puts all records into `table`: on several threads,
-    /// if there is much to read. The hint of a segment counts only below what is known to be synced: there the segment was
-    /// on the disk once, whatever became of its hint.
+    /// if there is much to read. The hint of a segment counts only below what is known to be synced: there the segment
+    /// was on the disk once, whatever became of its hint.
     pub(super) fn read(&mut self, table: &Table, reader: &Reader<'_>) -> Result<(), Error> {
         let (replaced, synced_lsn) = (&self.known.replaced, self.known.synced_lsn);
         let mut ahead = std::mem::take(&mut self.ahead);
@@ -282,22 +282,6 @@ fn read_one(
     let reading = Reading::of(life, segment)?;
     table.apply(life, reading.entries(table.seed()).into_iter(), false, replaced, sorted)?;
     Ok(reading.scan)
-}
-
-/// The digest that a `Sealed` carries: BLAKE3 of the copies' bytes in the order of the log, its first half.
-#[derive(Debug, Default)]
-pub(super) struct Copies(blake3::Hasher);
-
-impl Copies {
-    pub(super) fn add(&mut self, record: &[u8]) {
-        self.0.update(record);
-    }
-
-    pub(super) fn digest(&self) -> [u8; 16] {
-        let mut digest = [0; 16];
-        self.0.finalize_xof().fill(&mut digest);
-        digest
-    }
 }
 
 /// Intervals of the log, `from..to` in LSNs: ascending, none empty, none touching another.

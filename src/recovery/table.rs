@@ -46,8 +46,8 @@ impl Table {
         &self.seed
     }
 
-    /// Makes each of these records of `life` the latest of its key, unless a later one is known already. `hinted`: nobody
-    /// has checked them. What `replaced` covers is left out.
+    /// Makes each of these records of `life` the latest of its key, unless a later one is known already. `hinted`:
+    /// nobody has checked them. What `replaced` covers is left out.
     ///
     /// # Errors
     ///
@@ -78,8 +78,8 @@ impl Table {
         Ok(())
     }
 
-    /// The entries by shard, so that one lock, and one part of the memory, comes after the other; and where those of each
-    /// shard end.
+    /// The entries by shard, so that one lock, and one part of the memory, comes after the other; and where those of
+    /// each shard end.
     fn sort<'a>(
         &self,
         entries: impl ExactSizeIterator<Item = Entry> + Clone,

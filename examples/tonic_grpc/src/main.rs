@@ -1,5 +1,5 @@
-//! A gRPC service behind the layer: a retry gets the first reply, with its trailers; the same key with another message is
-//! refused with a gRPC status.
+//! A gRPC service behind the layer: a retry gets the first reply, with its trailers; the same key with another message
+//! is refused with a gRPC status.
 //!
 //! ```text
 //! cargo run -p tonic_grpc
